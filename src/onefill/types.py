@@ -126,7 +126,7 @@ class Media:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the source (of the bytes where bytes were given, else of the path or URL), 64 hex digits."""
+        """SHA-256 of the source (the bytes where bytes were given, else the path or URL), 64 hex digits."""
         raw = self.source if isinstance(self.source, bytes) else self.source.encode()
         return hashlib.sha256(raw).hexdigest()
 
@@ -266,7 +266,7 @@ class Completion:
         versions: spans that cover 0 .. new tokens without gaps, or () where the engine told none.
         engine: base URL of the engine.
         request_id: our id of the request.
-        replaced_placeholders: media placeholder ids that the model made up and that were replaced by the pad id.
+        replaced_placeholders: media placeholder ids that the model made up, replaced by the pad id.
         timing: when it was sent and done.
         message: the engine's words, for an abort.
 
@@ -368,6 +368,18 @@ class Sample:
         self.timing = completion.timing
         self.error = completion.message
 
+    def truncate(self) -> None:
+        """Ends a sample that was aborted with its whole token budget spent: nothing is left to ask for.
+
+        Raises:
+            ValueError: the sample was not aborted.
+        """
+        if self.status is not Status.ABORTED:
+            raise ValueError(f"sample {self.index} is {self.status}, only an aborted one can be truncated")
+        self.status = Status.TRUNCATED
+        self.finish_reason = FinishReason.LENGTH
+        self.error = ""
+
     def fail(self, reason: str) -> None:
         """Marks the sample as lost, with the reason. What it had generated stays for inspection.
 
@@ -408,7 +420,7 @@ def _join(
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a group asks of an engine beyond plain sampling. Each one can bar native sampling (see `plan.rules`).
+    """What a group asks of an engine beyond plain sampling. Each can bar native sampling (`plan.rules`).
 
     Args:
         evaluation: the group measures the policy and is not trained on.

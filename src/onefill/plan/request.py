@@ -22,7 +22,7 @@ class Request:
         id: prefix-free among all requests of a run (SGLang matches abort rids by prefix).
         group_id: the routing key.
         samples: indices of the samples that it covers, in order.
-        tokens: input ids, int32, shape [input tokens]: the prompt, and for a resumed sample what it had generated.
+        tokens: input ids, int32, shape [input tokens]: the prompt and, for a resumed sample, what it has.
         sampling: parameters, `max_new_tokens` already reduced by what a resumed sample had generated.
         media: in the order of their placeholders in `tokens`.
         seed: `sampling_seed`, only where it covers one sample.
