@@ -203,6 +203,19 @@ def test_an_aborted_sample_whose_budget_is_spent_can_be_truncated() -> None:
         sample.truncate()
 
 
+def test_a_sample_aborted_before_its_first_token_can_be_as_it_was_before() -> None:
+    sample = Sample(index=0)
+    sample.append(completion(0, FinishReason.ABORT, engine="http://e", request_id="r", message="Aborted"))
+    sample.revive()
+    fresh = Sample(index=0)
+    for name in ("status", "finish_reason", "text", "versions", "prompt_tokens", "engine", "request_id", "error"):
+        assert getattr(sample, name) == getattr(fresh, name), name
+    assert sample.untouched
+    sample.append(completion(2, FinishReason.ABORT))
+    with pytest.raises(ValueError, match="not pristine"):
+        sample.revive()
+
+
 def test_note_36_a_reference_to_media_never_holds_the_bytes() -> None:
     for source in (b"\x89PNG secret", "data:image/png;base64,c2VjcmV0"):
         media = Media(Modality.IMAGE, source)

@@ -330,6 +330,7 @@ class Sample:
     request_id: str = ""
     timing: Timing | None = None
     reward: float | None = None
+    reward_error: str = ""
     error: str = ""
 
     def append(self, completion: Completion) -> None:
@@ -379,6 +380,21 @@ class Sample:
         self.status = Status.TRUNCATED
         self.finish_reason = FinishReason.LENGTH
         self.error = ""
+
+    def revive(self) -> None:
+        """Makes a sample that was aborted before its first token as it was before it was sent.
+
+        Raises:
+            ValueError: the sample was not aborted, or holds tokens.
+        """
+        if self.status is not Status.ABORTED or self.tokens.size or self.text:
+            raise ValueError(f"sample {self.index} is {self.status} with {self.tokens.size} tokens, not pristine")
+        self.status = Status.PENDING
+        self.finish_reason = None
+        self.versions = ()
+        self.prompt_tokens = self.cached_tokens = 0
+        self.engine = self.request_id = self.error = ""
+        self.timing = None
 
     def fail(self, reason: str) -> None:
         """Marks the sample as lost, with the reason. What it had generated stays for inspection.
