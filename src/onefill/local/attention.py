@@ -32,7 +32,7 @@ def paged_attention(
     cu_seq_lens_k: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface.
+    """Transformers' attention interface.
 
     Args:
         module: the attention layer; not used.

@@ -12,8 +12,10 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence as SequenceOf
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +43,7 @@ _CHILD = "__child#"
 _DEFAULT_SEED = 42  # SGLang's in deterministic mode
 
 
-class _State(RequestState):  # type: ignore[misc]
+class _State(RequestState):
     """A request of continuous batching that writes into a `Sequence`."""
 
     sequence: Sequence
@@ -57,9 +59,7 @@ class _State(RequestState):  # type: ignore[misc]
         children: SequenceOf[Sequence],
         version: Callable[[], str],
     ) -> _State:
-        state = cls(
-            request_id=request_id, initial_tokens=tokens, num_children=len(children), max_new_tokens=None
-        )
+        state = cls(request_id=request_id, initial_tokens=tokens, num_children=len(children), max_new_tokens=None)
         state.sequence, state.children, state.version = sequence, list(children), version
         return state
 
@@ -68,7 +68,7 @@ class _State(RequestState):  # type: ignore[misc]
         sequence = self.sequence
         if sequence.max_new_tokens == 0:
             sequence.end_at_prefill()
-        elif logprob is None or logprob != logprob:
+        elif logprob is None or math.isnan(logprob):
             sequence.fail("the model returned logits that are not numbers")
         else:
             self.generated_tokens.append(token_id)
@@ -108,7 +108,7 @@ class _State(RequestState):  # type: ignore[misc]
         """Nothing: the sequence has heard of it already, and copying the tokens would be waste."""
 
 
-class _Scheduler(FIFOScheduler):  # type: ignore[misc]
+class _Scheduler(FIFOScheduler):
     """First come, first served; with aborts, pauses, and counts of what is prefilled."""
 
     def __init__(self, cache: Any, max_requests_per_batch: int) -> None:
@@ -132,7 +132,7 @@ class _Scheduler(FIFOScheduler):  # type: ignore[misc]
             self.block_new_requests = False
         plan = super().schedule_batch(token_budget, cache_budget)
         self.prefilled += sum(f.query_length for f in plan[0] or () if not f.state.generated_tokens)
-        return plan  # type: ignore[no-any-return]
+        return plan
 
     def _schedule_request(
         self, state: _State, request_tokens: list[int], token_budget: int, removed: set[str]
@@ -194,7 +194,7 @@ class _Scheduler(FIFOScheduler):  # type: ignore[misc]
         return len(running)
 
 
-class _Runner(ModelRunner):  # type: ignore[misc]
+class _Runner(ModelRunner):
     """Runs the model and draws each row's token by its own parameters."""
 
     generator: torch.Generator
@@ -220,7 +220,7 @@ class _Runner(ModelRunner):  # type: ignore[misc]
         return torch.tensor(drawn, dtype=torch.float64)
 
 
-class _Router(OutputRouter):  # type: ignore[misc]
+class _Router(OutputRouter):
     """Delivers nothing: sequences tell their news themselves. Only failures come this way."""
 
     def deliver(self, output: Any) -> None:
@@ -331,9 +331,7 @@ class Core:
             raise InfraError("the engine has stopped")
         with self._lock:
             request_id = f"r{next(self._ids)}"
-        self._manager.input_queue.put(
-            _State.build(request_id, prompt, sequences[0], sequences[1:], self._version)
-        )
+        self._manager.input_queue.put(_State.build(request_id, prompt, sequences[0], sequences[1:], self._version))
         self._manager._wake_up_loop.set()
 
     def abort(self, sequences: SequenceOf[Sequence]) -> None:

@@ -2,7 +2,7 @@
 
 Invariants:
 - `live` holds exactly the sequences that were submitted and have not ended.
-- Weights change only between two steps, all tensors or none; cached prefixes never outlive the weights they come from.
+- Weights change only between two steps, all tensors or none, and cached prefixes go with them.
 - Methods marked blocking are for worker threads; the others return at once.
 """
 
@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -113,7 +112,8 @@ class Engine:
         count, asked = len(prompt), params.max_new_tokens
         if count >= self.context_length:
             raise DataError(
-                f"The input ({count} tokens) is longer than the model's context length ({self.context_length} tokens)."
+                f"The input ({count} tokens) is longer than the model's context length "
+                f"({self.context_length} tokens)."
             )
         if count >= self.capacity - 1:
             raise DataError(f"Request prompt exceeds the KV memory budget: input_len={count}, cache={self.capacity}.")
@@ -211,7 +211,11 @@ class Engine:
         return self._core.prefilled
 
     def pause(self, mode: str) -> None:
-        """Stops generating (blocking). `abort` ends all requests, `retract` frees their cache, `in_place` keeps it."""
+        """Stops generating (blocking).
+
+        Args:
+            mode: `abort` ends all requests; `retract` queues them again and frees their cache; `in_place` keeps it.
+        """
         self._core.paused = True
         if mode == "abort":
             self.abort_all()
@@ -245,7 +249,7 @@ class Engine:
             self._core.drop_cached_prefixes()
         return True
 
-    def update_weights(self, path: str, *, version: str | None, flush: bool, abort: bool) -> int:
+    def update_weights(self, path: str, *, version: str | None, flush: bool, abort: bool, keep_pause: bool) -> int:
         """Replaces all weights by those of a checkpoint (blocking). Running requests go on with the new ones.
 
         Args:
@@ -254,6 +258,7 @@ class Engine:
             flush: recompute what running requests have cached, and forget all cached prefixes. Otherwise both stay
                 as the old weights left them.
             abort: abort all requests first.
+            keep_pause: leave generation paused.
 
         Returns:
             How many running requests were retracted.
@@ -277,6 +282,8 @@ class Engine:
                     self._core.drop_cached_prefixes()
                 if version is not None:
                     self.weight_version = version
+                if keep_pause:
+                    self._core.paused = True
             self.model_path = where
             return retracted
 

@@ -61,7 +61,8 @@ def resolve(name_or_path: str) -> Path:
     if name_or_path.count("/") == 1 and not name_or_path.startswith((".", "/", "~")):
         return _from_hub(name_or_path)
     raise ConfigError(
-        f"no model {name_or_path!r}: it is neither a directory nor one of {', '.join(_KNOWN)} nor a hub name (org/model)"
+        f"no model {name_or_path!r}: it is neither a directory nor one of {', '.join(_KNOWN)} "
+        "nor a hub name (org/model)"
     )
 
 
@@ -99,6 +100,7 @@ def _build_into(final: Path, build: Callable[[Path], None]) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
     try:
         build(scratch)
+        scratch.chmod(0o755)
         scratch.rename(final)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

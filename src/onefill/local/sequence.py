@@ -10,7 +10,8 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence as SequenceOf
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from onefill.local.params import SamplingParams

@@ -94,6 +94,8 @@ def convert(gguf: Path, directory: Path) -> None:
     model.tie_weights()
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise ConfigError(f"{gguf.name} does not hold the expected tensors: {sorted({*missing, *unexpected})[:3]}")
-    model.generation_config = GenerationConfig(bos_token_id=bos, eos_token_id=[eos], pad_token_id=tokenizer.pad_token_id)
+    model.generation_config = GenerationConfig(
+        bos_token_id=bos, eos_token_id=[eos], pad_token_id=tokenizer.pad_token_id
+    )
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from collections.abc import Mapping, Sequence as SequenceOf
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, Va
 
 from onefill.local.params import SamplingParams
 
-__all__ = ["Contract", "GenerateRequest", "Job", "Malformed", "Refused", "Refusal", "parse_body", "parse_generate"]
+__all__ = ["Contract", "GenerateRequest", "Job", "Malformed", "Refusal", "Refused", "parse_body", "parse_generate"]
 
 _MOST_STOPS = 32
 _LONGEST_REGEX = 256
@@ -236,6 +237,8 @@ def parse_generate(body: Mapping[str, Any]) -> Jobs:
 def _first_fault(error: ValidationError) -> str:
     fault = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return f"unknown field {where!r}"
     return f"{error.error_count()} validation error(s): {where}: {fault['msg']}"
 
 
@@ -279,7 +282,7 @@ def _spread(given: Any, size: int, *, default: Any, name: str) -> list[Any]:
 
 
 def _rids(given: str | list[str] | None, size: int, count: int, *, batched: bool) -> list[tuple[str, ...]]:
-    """Public ids. Samples of n > 1 always get new ones, as on SGLang, where the request's own id then names nothing."""
+    """Public ids. Samples of n > 1 get new ones, as on SGLang, where the request's own id then names nothing."""
     if isinstance(given, list):
         if not batched or len(given) != size:
             raise Refused(f"The rids length mismatch with the batch size: {len(given)} rids for {size} prompts")
@@ -349,7 +352,11 @@ def _check_ranges(p: SamplingParams) -> None:
         ("presence_penalty", -2 <= p.presence_penalty <= 2, "in [-2, 2]"),
         ("repetition_penalty", 0 < p.repetition_penalty <= 2, "in (0, 2]"),
         ("max_new_tokens", most is None or most >= 0, "at least 0"),
-        ("min_new_tokens", p.min_new_tokens >= 0 and (most is None or p.min_new_tokens <= most), "in [0, max_new_tokens]"),
+        (
+            "min_new_tokens",
+            p.min_new_tokens >= 0 and (most is None or p.min_new_tokens <= most),
+            "in [0, max_new_tokens]",
+        ),
         ("sampling_seed", p.sampling_seed is None or -(2**63) <= p.sampling_seed < 2**63, "in [-2**63, 2**63 - 1]"),
         ("logit_bias", all(math.isfinite(b) for b in p.logit_bias.values()), "finite numbers"),
     ):
