@@ -1,0 +1,268 @@
+"""One item of a reply: what an engine says about one sample, checked field by field.
+
+Invariants:
+- An item becomes a `Completion` only when every field agrees with every other and with what was asked.
+- Nothing is repaired that training would see: no logprob is padded, no id dropped, no text tokenised again.
+  The one number that is put right is `cached_tokens`, a statistic (see `_cached`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onefill.engine.placeholders import Placeholders
+from onefill.engine.retry import AttemptError, classify
+from onefill.errors import ProtocolError
+from onefill.plan.request import Request
+from onefill.types import Completion, FinishReason, LogprobArray, Timing, TokenArray, VersionSpan
+
+__all__ = ["FieldError", "Frame", "completion", "kind"]
+
+_REASONS = {str(reason): reason for reason in FinishReason}
+_LOGPROB_ROUNDING = 1e-5  # log_softmax in fp32 may end a hair above 0
+_NUMBERS = {float, int}
+_NO_IDS: TokenArray = np.empty(0, dtype=np.int32)
+_NO_IDS.setflags(write=False)
+_NO_LOGPROBS: LogprobArray = np.empty(0, dtype=np.float32)
+_NO_LOGPROBS.setflags(write=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What a reply is held against.
+
+    Args:
+        request: what was asked.
+        engine: base URL of the engine that answered.
+        timing: when it was sent and done.
+        placeholders: media placeholders to replace in responses, if the model has any.
+        vocab_size: response ids must lie below it; None where unknown.
+    """
+
+    request: Request
+    engine: str
+    timing: Timing
+    placeholders: Placeholders | None = None
+    vocab_size: int | None = None
+
+    def error(self, field: str, what: str) -> ProtocolError:
+        return ProtocolError(what, engine=self.engine, request_id=self.request.id, field=field)
+
+
+class FieldError(Exception):
+    """A field of one item broke the contract."""
+
+    def __init__(self, field: str, what: str) -> None:
+        super().__init__(what)
+        self.field = field
+
+
+def completion(item: Any, frame: Frame) -> Completion:
+    if type(item) is not dict:
+        raise FieldError("", f"item must be an object, got {kind(item)}")
+    meta = item.get("meta_info")
+    if type(meta) is not dict:
+        raise FieldError("meta_info", f"must be an object, got {kind(meta)}")
+    reason, message = _finish(meta)
+    aborted = reason is FinishReason.ABORT
+    text = item.get("text", "" if aborted else None)
+    if type(text) is not str:
+        raise FieldError("text", f"must be a string, got {kind(text)} (a server without tokenizer sends none)")
+    prompt_tokens = _prompt_tokens(meta, frame.request, aborted)
+    tokens, logprobs = _generated(item, meta, frame, aborted)
+    if not tokens.size and text:
+        raise FieldError("output_ids", "is empty, but there is text")
+    if frame.request.routed_experts and tokens.size:
+        _check_routed_experts(meta, prompt_tokens + tokens.size)
+    replaced = 0
+    if frame.placeholders is not None:
+        tokens, replaced = frame.placeholders.replace(tokens)
+    return Completion(
+        tokens=tokens,
+        logprobs=logprobs,
+        text=text,
+        finish_reason=reason,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=_cached(meta, prompt_tokens),
+        versions=_versions(meta, tokens.size),
+        engine=frame.engine,
+        request_id=frame.request.id,
+        replaced_placeholders=replaced,
+        timing=frame.timing,
+        message=message,
+    )
+
+
+def _finish(meta: dict[str, Any]) -> tuple[FinishReason, str]:
+    finish = meta.get("finish_reason")
+    if type(finish) is not dict:
+        raise FieldError("meta_info.finish_reason", f"must be an object, got {kind(finish)}")
+    name = finish.get("type")
+    reason = _REASONS.get(name) if type(name) is str else None
+    if reason is None:
+        raise FieldError("meta_info.finish_reason.type", f"must be one of {', '.join(_REASONS)}, got {name!r}")
+    if reason is not FinishReason.ABORT:
+        return reason, ""
+    message = finish.get("message")
+    message = "" if message is None else str(message)
+    status = finish.get("status_code")
+    if status is not None:
+        if type(status) is not int:
+            raise FieldError("meta_info.finish_reason.status_code", f"must be a number, got {kind(status)}")
+        if 400 <= status < 600:  # SGLang 0.5.23 itself turns such an abort into an HTTP error, if not streaming
+            raise AttemptError(f"engine aborted a sample with status {status}: {message}", verdict=classify(status))
+    return reason, message
+
+
+def _prompt_tokens(meta: dict[str, Any], request: Request, aborted: bool) -> int:
+    """The engine's count, which must be ours (no less with media, whose placeholders it expands).
+
+    A sample aborted in the queue has none (SGLang 0.5.23). Fewer means that the server cut the prompt
+    (`--allow-auto-truncate`): the response answers another prompt.
+    """
+    counted = meta.get("prompt_tokens")
+    if counted is None and aborted:
+        return 0
+    if type(counted) is not int:
+        raise FieldError("meta_info.prompt_tokens", f"must be a number, got {kind(counted)}")
+    sent = int(request.tokens.size)
+    if counted < sent or (counted != sent and not request.media):
+        raise FieldError("meta_info.prompt_tokens", f"sent {sent} prompt tokens, the engine counted {counted}")
+    return counted
+
+
+def _generated(
+    item: dict[str, Any], meta: dict[str, Any], frame: Frame, aborted: bool
+) -> tuple[TokenArray, LogprobArray]:
+    """Ids and logprobs of one item, of equal length, or nothing at all for an aborted one."""
+    ids = item.get("output_ids")
+    triples = meta.get("output_token_logprobs")
+    count = meta.get("completion_tokens")
+    if aborted and ids is None:
+        ids = []
+    if type(ids) is not list:
+        raise FieldError("output_ids", f"must be a list, got {kind(ids)}")
+    if aborted and not ids:  # in the queue: logprobs and counts may be missing (SGLang 0.5.23)
+        triples, count = (triples if triples is not None else []), (count if count is not None else 0)
+    if type(count) is not int or count != len(ids):
+        raise FieldError("meta_info.completion_tokens", f"is {count!r}, but there are {len(ids)} output ids")
+    if type(triples) is not list:
+        raise FieldError("meta_info.output_token_logprobs", f"must be a list, got {kind(triples)}")
+    if len(triples) != len(ids):
+        raise FieldError("meta_info.output_token_logprobs", f"has {len(triples)} entries for {len(ids)} output ids")
+    if not ids:
+        if not aborted:  # an engine samples at least one token, if only the end of the text
+            raise FieldError("output_ids", "is empty, but the sample was not aborted")
+        return _NO_IDS, _NO_LOGPROBS
+    if len(ids) > frame.request.sampling.max_new_tokens:
+        raise FieldError(
+            "output_ids", f"has {len(ids)} ids, asked for {frame.request.sampling.max_new_tokens} at most"
+        )
+    return _ids(ids, frame.vocab_size), _logprobs(triples, ids)
+
+
+def _ids(ids: list[Any], vocab_size: int | None) -> TokenArray:
+    if set(map(type, ids)) != {int}:
+        raise FieldError("output_ids", "must hold integers only")
+    try:
+        tokens = np.array(ids, dtype=np.int32)
+    except OverflowError:
+        raise FieldError("output_ids", "holds an id past int32") from None
+    highest = int(tokens.view(np.uint32).max())  # a negative id is seen as a huge one
+    if highest >= (vocab_size if vocab_size is not None else 2**31):
+        raise FieldError("output_ids", f"holds an id outside the vocabulary ({vocab_size or 2**31} ids)")
+    tokens.setflags(write=False)
+    return tokens
+
+
+def _logprobs(triples: list[Any], ids: list[int]) -> LogprobArray:
+    """Logprobs out of [logprob, token id, text or null] triples (SGLang 0.5.23), one an output id."""
+    field = "meta_info.output_token_logprobs"
+    if set(map(type, triples)) != {list}:
+        raise FieldError(field, "must hold [logprob, id, text] lists only")
+    try:
+        values, sampled, *_ = zip(*triples, strict=True)
+    except ValueError:
+        raise FieldError(field, "must hold [logprob, id, text] lists only") from None
+    if list(sampled) != ids:
+        raise FieldError(field, "belongs to other ids than output_ids")
+    if not set(map(type, values)) <= _NUMBERS:
+        raise FieldError(field, "must hold numbers only: a missing logprob is never made up")
+    logprobs = np.array(values, dtype=np.float64)
+    if not (float(logprobs.max()) <= _LOGPROB_ROUNDING and float(logprobs.min()) > -math.inf):
+        raise FieldError(field, "holds a logprob above 0")
+    if float(logprobs.min()) < np.finfo(np.float32).min:
+        raise FieldError(field, "holds a logprob that is no number in float32")
+    single = logprobs.astype(np.float32)
+    single.setflags(write=False)
+    return single
+
+
+def _cached(meta: dict[str, Any], prompt_tokens: int) -> int:
+    """Prompt tokens taken from the cache, brought into 0 .. prompt_tokens.
+
+    Servers got this number wrong under n > 1 (SGLang #5525). It trains nothing, so a wrong one costs no group,
+    but savings must come out neither negative nor above the prompt.
+    """
+    cached = meta.get("cached_tokens")
+    if cached is None:
+        return 0
+    if type(cached) is not int:
+        raise FieldError("meta_info.cached_tokens", f"must be a number, got {kind(cached)}")
+    return min(max(cached, 0), prompt_tokens)
+
+
+def _versions(meta: dict[str, Any], count: int) -> tuple[VersionSpan, ...]:
+    """Weight-version spans that tile the response; one span where the engine tells only one version."""
+    spans = meta.get("weight_versions")
+    if spans is None:
+        version = meta.get("weight_version")
+        if version is None or (type(version) is str and not count):
+            return ()
+        if type(version) is not str:
+            raise FieldError("meta_info.weight_version", f"must be a string, got {kind(version)}")
+        return (VersionSpan(version, 0, count),)
+    field = "meta_info.weight_versions"
+    if type(spans) is not list:
+        raise FieldError(field, f"must be a list, got {kind(spans)}")
+    found: list[VersionSpan] = []
+    at = 0
+    for span in spans:
+        if type(span) is not dict or type(span.get("version")) is not str:
+            raise FieldError(field, "must hold objects with version, start and end")
+        start, end = span.get("start"), span.get("end")
+        if type(start) is not int or type(end) is not int or start != at or end < start:
+            raise FieldError(field, f"does not tile the response: a span {start!r}..{end!r} at token {at}")
+        if end > start:
+            found.append(VersionSpan(span["version"], start, end))
+        at = end
+    if at != count:
+        raise FieldError(field, f"covers {at} of {count} response tokens")
+    return tuple(found)
+
+
+def _check_routed_experts(meta: dict[str, Any], total: int) -> None:
+    """Notices a router that dropped `return_routed_experts` (sglang-router 0.3.2), and an array cut short.
+
+    SGLang 0.5.23 sends base64 of int32, shape [prompt and response tokens - 1, layers, top-k].
+    """
+    field = "meta_info.routed_experts"
+    experts = meta.get("routed_experts")
+    if type(experts) is not str or not experts:
+        raise FieldError(field, "was asked for and is missing; a router in between may have dropped the field")
+    try:
+        size = len(base64.b64decode(experts, validate=True))
+    except binascii.Error:
+        raise FieldError(field, "is not base64") from None
+    if size % 4 or (total > 1 and (size // 4) % (total - 1)):
+        raise FieldError(field, f"holds {size} bytes, which do not divide into {total - 1} tokens")
+
+
+def kind(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__
