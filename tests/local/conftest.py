@@ -100,6 +100,11 @@ class Client:
             await asyncio.sleep(0.01)
         raise AssertionError(f"load is {self.engine.load()}, not {(running, waiting)}")
 
+    async def until_any(self) -> None:
+        """Waits until the engine holds anything."""
+        while not self.engine.live:
+            await asyncio.sleep(0.001)
+
     async def metric(self, name: str) -> float:
         page = await self.get("/metrics")
         (line,) = [row for row in str(page).splitlines() if row.startswith(name + " ")]
