@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
+import orjson
 import pytest
 
 from .conftest import Client, serving
@@ -91,13 +92,12 @@ async def test_the_parents_rid_of_a_group_ends_nothing_but_a_childs_id_ends_that
 
 
 async def _collect(client: Client, chunks: list[dict]) -> None:
-    import orjson
 
     body = {"input_ids": [65] * 9, "rid": "parent", "stream": True, "sampling_params": {**LONG, "n": 3}}
     async with client.session.post(client.url + "/generate", json=body) as response:
         async for line in response.content:
             if line.startswith(b"data: {"):
-                chunks.append(orjson.loads(line[6:]))
+                chunks.append(orjson.loads(line[6:]))  # noqa: PERF401 (read while it fills)
 
 
 async def test_a_queued_sample_aborts_with_the_queues_message_and_fewer_keys(session: aiohttp.ClientSession):

@@ -117,7 +117,7 @@ async def test_flush_waits_for_running_work(client: Client):
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_pause_keeps_requests_and_they_go_on(client: Client, mode: str):
-    want = dict(n=3, temperature=0, max_new_tokens=1200, ignore_eos=True)
+    want = {"n": 3, "temperature": 0, "max_new_tokens": 500, "ignore_eos": True}
     whole = await client.ask(PROMPT, **want)
     task = asyncio.create_task(client.ask(PROMPT, **want))
     await client.until(running=3)
@@ -187,20 +187,20 @@ async def test_an_update_gives_what_a_fresh_server_of_those_weights_gives(
 
 
 async def test_running_samples_go_on_over_an_update_and_tell_which_weights_made_what(fresh: Client, other: Path):
-    task = asyncio.create_task(fresh.ask(PROMPT, n=3, return_logprob=True, max_new_tokens=2500, ignore_eos=True))
+    task = asyncio.create_task(fresh.ask(PROMPT, n=3, return_logprob=True, max_new_tokens=900, ignore_eos=True))
     await fresh.until(running=3)
     await asyncio.sleep(0.2)
     await fresh.post("/update_weights_from_disk", {"model_path": str(other), "weight_version": "v2"})
     for item in await task:
         spans = item["meta_info"]["weight_versions"]
         assert [s["version"] for s in spans] == ["default", "v2"]
-        assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 2500)
+        assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 900)
         assert item["meta_info"]["num_retractions"] == 1
-        assert len(item["output_ids"]) == 2500 == len(item["meta_info"]["output_token_logprobs"])
+        assert len(item["output_ids"]) == 900 == len(item["meta_info"]["output_token_logprobs"])
 
 
 async def test_an_update_between_pause_and_continue(fresh: Client, other: Path):
-    task = asyncio.create_task(fresh.ask(PROMPT, n=2, max_new_tokens=1500, ignore_eos=True))
+    task = asyncio.create_task(fresh.ask(PROMPT, n=2, max_new_tokens=700, ignore_eos=True))
     await fresh.until(running=2)
     await fresh.post("/pause_generation", {"mode": "retract"})
     await fresh.post("/flush_cache")

@@ -22,7 +22,7 @@ async def test_any_prompt_length_forks_cold_and_warm(client: Client, length: int
     """Lengths where a step of zero tokens would be scheduled: one token, and all cached but one."""
     prompt = [40 + (i * i + length) % 80 for i in range(length)]
     await client.post("/flush_cache")
-    want = dict(temperature=0, max_new_tokens=12, ignore_eos=True)
+    want = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
     alone = ids(await client.ask(prompt, **want))
     await client.post("/flush_cache")
     for _ in range(3):  # cold, then with the prompt's pages cached, twice
@@ -32,7 +32,7 @@ async def test_any_prompt_length_forks_cold_and_warm(client: Client, length: int
 
 
 async def test_greedy_is_the_same_natively_split_and_in_singles(client: Client):
-    want = dict(temperature=0, max_new_tokens=64, ignore_eos=True)
+    want = {"temperature": 0, "max_new_tokens": 64, "ignore_eos": True}
     await client.post("/flush_cache")
     native = [ids(i) for i in await client.ask(PROMPT, n=8, **want)]
     warm = [ids(i) for i in await asyncio.gather(*(client.ask(PROMPT, **want) for _ in range(8)))]
@@ -56,7 +56,7 @@ async def test_cached_tokens_of_a_single_are_whole_pages_of_what_was_there(clien
     await client.post("/flush_cache")
     cold = await client.ask(PROMPT, max_new_tokens=2)
     warm = await client.ask(PROMPT, max_new_tokens=2)
-    branch = await client.ask(PROMPT[:70] + [1, 2, 3], max_new_tokens=2)
+    branch = await client.ask([*PROMPT[:70], 1, 2, 3], max_new_tokens=2)
     assert cold["meta_info"]["cached_tokens"] == 0
     assert warm["meta_info"]["cached_tokens"] == 3 * PAGE
     assert branch["meta_info"]["cached_tokens"] == 2 * PAGE
@@ -86,7 +86,7 @@ async def test_samples_of_a_group_end_each_in_its_own_time(client: Client):
 
 async def test_many_groups_at_once(client: Client):
     prompts = [[35 + (i * j) % 80 for j in range(1, 50 + i)] for i in range(12)]
-    want = dict(temperature=0, max_new_tokens=16, ignore_eos=True)
+    want = {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True}
     alone = [ids(await client.ask(p, **want)) for p in prompts]
     groups = await asyncio.gather(*(client.ask(p, n=8, **want) for p in prompts))
     for expected, items in zip(alone, groups, strict=True):
@@ -96,7 +96,7 @@ async def test_many_groups_at_once(client: Client):
 @pytest.mark.parametrize("total", [320, 640])
 async def test_a_cache_too_small_for_all_gives_the_same_answers(session: aiohttp.ClientSession, total: int):
     """Forks that do not fit are queued, running samples are sent back and start again: nothing is lost."""
-    want = dict(temperature=0, max_new_tokens=120, ignore_eos=True, return_logprob=True)
+    want = {"temperature": 0, "max_new_tokens": 120, "ignore_eos": True, "return_logprob": True}
     with serving() as served:
         alone = ids(await Client(session, served).ask(PROMPT, **want))
     with serving(max_total_tokens=total) as served:

@@ -89,7 +89,7 @@ async def test_a_stop_id_ends_it(client: Client):
 
 
 async def test_special_tokens_are_shown_only_on_request(client: Client):
-    want = dict(max_new_tokens=3, ignore_eos=True, logit_bias={"257": 1000})
+    want = {"max_new_tokens": 3, "ignore_eos": True, "logit_bias": {"257": 1000}}
     assert (await client.ask("abc", **want))["text"] == ""
     shown = await client.ask("abc", skip_special_tokens=False, **want)
     assert shown["text"] == "<|im_start|>" * 3
@@ -99,7 +99,7 @@ async def test_characters_of_several_bytes_are_whole(client: Client):
     """Bytes of one character come as three tokens; no chunk shows half of it, and it may be a stop string."""
     euro = "€".encode()
     bias = {str(b): 1000.0 for b in euro}
-    want = dict(max_new_tokens=40, temperature=1.0, logit_bias=bias, ignore_eos=True)
+    want = {"max_new_tokens": 40, "temperature": 1.0, "logit_bias": bias, "ignore_eos": True}
     for chunk in await client.stream([65], **want):
         if chunk["meta_info"]["finish_reason"] is None:
             assert not chunk["text"].endswith("\ufffd")

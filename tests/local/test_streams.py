@@ -61,7 +61,7 @@ async def test_values_are_refused_inside_the_stream_and_schemas_before_it(client
 
 @pytest.mark.parametrize("n", [1, 2])
 async def test_the_end_of_a_stream_equals_the_whole_answer(client: Client, n: int):
-    want = dict(temperature=0, max_new_tokens=25, n=n, ignore_eos=True)
+    want = {"temperature": 0, "max_new_tokens": 25, "n": n, "ignore_eos": True}
     whole = await client.ask([65, 66, 67], **want)
     chunks = await client.stream([65, 66, 67], **want)
     last = {c.get("index", 0): c for c in chunks}

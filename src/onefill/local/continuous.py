@@ -117,7 +117,7 @@ class _Scheduler(FIFOScheduler):
         self.prefilled = 0
         super().__init__(cache=cache, safety_margin=None, max_requests_per_batch=max_requests_per_batch)
 
-    def add_waiting_request(self, state: _State) -> None:
+    def add_waiting_request(self, state: Any) -> None:
         if state.children and _CHILD in state.request_id:
             state.become(state.request_id)
         if state.sequence.time_started:
@@ -134,9 +134,7 @@ class _Scheduler(FIFOScheduler):
         self.prefilled += sum(f.query_length for f in plan[0] or () if not f.state.generated_tokens)
         return plan
 
-    def _schedule_request(
-        self, state: _State, request_tokens: list[int], token_budget: int, removed: set[str]
-    ) -> None:
+    def _schedule_request(self, state: Any, request_tokens: list[int], token_budget: int, removed: set[str]) -> None:
         if state.num_children and len(request_tokens) < 2:
             self._queue_children(state)
         state.sequence.start(state.position_offset)
@@ -153,7 +151,8 @@ class _Scheduler(FIFOScheduler):
     def clear_cancelled_requests(self) -> list[RequestState]:
         if self.aborts:
             self.aborts = False
-            for state in (*self.active_requests.values(), *self.waiting_requests.values()):
+            states: list[Any] = [*self.active_requests.values(), *self.waiting_requests.values()]
+            for state in states:
                 self._settle(state)
         cleared: list[RequestState] = super().clear_cancelled_requests()
         if cleared:
@@ -182,7 +181,7 @@ class _Scheduler(FIFOScheduler):
 
     def retract(self) -> int:
         """Sends all running requests back to the head of the queue and frees their cache."""
-        running: list[_State] = list(self.active_requests.values())
+        running: list[Any] = list(self.active_requests.values())
         waiting = list(self.waiting_requests_order)
         for state in running:
             again = state.create_equivalent_initial_request()
@@ -201,7 +200,7 @@ class _Runner(ModelRunner):
     deterministic: bool
 
     def _sample(self, scores: Tensor, output_ids: Tensor) -> None:
-        batch = self.inputs_and_outputs.requests_in_batch
+        batch: list[Any] = self.inputs_and_outputs.requests_in_batch  # type: ignore[union-attr]
         sequences = [future.state.sequence for future in batch if future.has_new_token]
         if not sequences:
             return
@@ -229,7 +228,7 @@ class _Router(OutputRouter):
     def deliver_batch(self, outputs: list[Any]) -> None:
         pass
 
-    def fail_and_deliver(self, state: _State, error: Exception) -> None:
+    def fail_and_deliver(self, state: Any, error: Exception) -> None:
         state.status = RequestStatus.FAILED
         for sequence in (state.sequence, *state.children[: state.num_children]):
             sequence.fail(f"the engine broke: {error}")
@@ -274,7 +273,9 @@ class Core:
         self._manager = ContinuousBatchingManager(
             model=model,
             # No processors: they would be the same for all rows, and logprobs would come after them.
-            generation_config=GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=-1),
+            generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
+                do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=-1
+            ),
             continuous_batching_config=ContinuousBatchingConfig(
                 page_size=page_size,
                 num_blocks=-(-max_total_tokens // page_size),

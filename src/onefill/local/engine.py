@@ -56,9 +56,10 @@ class Engine:
     def __init__(self, config: ServeConfig) -> None:
         if config.threads:
             torch.set_num_threads(config.threads)
-        transformers_logging.set_verbosity_error()
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.config = config
-        self.model_path = str(resolve(config.model))
+        self.model_path = self.tokenizer_path = str(resolve(config.model))
         self.weight_version = config.weight_version
         self.counters = Counters()
         self.live: dict[str, Sequence] = {}
@@ -171,11 +172,12 @@ class Engine:
         if pending:
             self._core.abort(pending)
 
-    def abort_all(self) -> None:
-        """Asks for everything to end."""
+    def abort_all(self) -> list[Sequence]:
+        """Asks for everything to end; returns what was asked."""
         with self._lock:
             pending = list(self.live.values())
         self.abort(pending)
+        return pending
 
     def abort_matching(self, rid: str) -> None:
         """Aborts by request id as SGLang does: a known id, and then all that begin with it."""
@@ -189,6 +191,11 @@ class Engine:
         with self._lock:
             started = sum(s.cached_tokens is not None for s in self.live.values())
             return started, len(self.live) - started
+
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of the sequences that wait."""
+        with self._lock:
+            return sum(s.prompt_tokens for s in self.live.values() if s.cached_tokens is None)
 
     @property
     def alive(self) -> bool:
@@ -218,8 +225,7 @@ class Engine:
         """
         self._core.paused = True
         if mode == "abort":
-            self.abort_all()
-            self.wait_idle(30.0)
+            _wait_ended(self.abort_all())
         with self._core.parked():
             if mode == "retract":
                 self._core.retract()
@@ -272,8 +278,7 @@ class Engine:
             own = self._model.state_dict()
             _check_same_shape(own, fresh)
             if abort:
-                self.abort_all()
-                self.wait_idle(30.0)
+                _wait_ended(self.abort_all())
             with self._core.parked(), torch.no_grad():
                 retracted = self._core.retract() if flush else 0
                 for name, tensor in own.items():
@@ -304,6 +309,12 @@ class Engine:
         self._core.close()
 
 
+def _wait_ended(sequences: SequenceOf[Sequence], timeout: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout
+    while any(s.finish is None for s in sequences) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
 def _load_tokenizer(path: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path)
@@ -316,7 +327,8 @@ def _load_model(path: str) -> Any:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise ConfigError(f"cannot load the model of {path}: {error}") from error
-    return model.eval().requires_grad_(False)
+    loaded: Any = model
+    return loaded.eval().requires_grad_(False)
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

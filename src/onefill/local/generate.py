@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -23,7 +22,7 @@ from onefill.local.replies import Wanted, item
 from onefill.local.sequence import Sequence
 from onefill.local.wire import Contract, Job, Jobs, Malformed, Refusal, Refused, parse_body, parse_generate
 
-__all__ = ["generate", "run_jobs"]
+__all__ = ["generate", "health_probe", "run_jobs"]
 
 
 class Running:
@@ -95,16 +94,13 @@ class Running:
 async def generate(request: web.Request, engine: Engine) -> web.StreamResponse:
     """Handles `/generate`."""
     body = parse_body(await request.read())
-    jobs: Jobs | None = None
     try:
         jobs = await asyncio.to_thread(parse_generate, body)
         running, prompts = await _prepare(engine, jobs)
-        await _submit(running, prompts, jobs, engine)
+        _submit(running, prompts, jobs)
     except (Malformed, Contract):
         raise
     except Refusal as refusal:
-        if jobs is None and body.get("stream") is not True:
-            raise
         if body.get("stream") is True:
             return await _stream_refusal(request, refusal)
         raise
@@ -124,7 +120,7 @@ async def run_jobs(engine: Engine, jobs: Jobs) -> list[dict[str, Any]]:
     """Runs a request without HTTP and returns its items."""
     running, prompts = await _prepare(engine, jobs)
     try:
-        await _submit(running, prompts, jobs, engine)
+        _submit(running, prompts, jobs)
         await running.end()
         return running.items(range(len(running.sequences)))
     finally:
@@ -171,14 +167,14 @@ def _wanted(engine: Engine, job: Job, prompt: list[int], score: list[float] | No
         scored = [(None, prompt[start]), *zip(score[start:], prompt[start + 1 :], strict=True)]
     return Wanted(
         decode=lambda ids, skip: engine.decode(ids, skip_special_tokens=skip),
-        version=engine.weight_version,
+        version=lambda: engine.weight_version,
         logprobs=job.return_logprob,
         prompt_logprobs=scored,
         texts=texts,
     )
 
 
-async def _submit(running: Running, prompts: list[list[int]], jobs: Jobs, engine: Engine) -> None:
+def _submit(running: Running, prompts: list[list[int]], jobs: Jobs) -> None:
     try:
         running.submit(prompts, jobs.jobs, stream=jobs.stream)
     except InfraError as error:
@@ -235,6 +231,6 @@ def _event_stream() -> web.StreamResponse:
     return web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
 
-health_probe = functools.partial(
-    parse_generate, {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
-)
+def health_probe() -> Jobs:
+    """A request of one token, to see that the engine generates."""
+    return parse_generate({"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}})

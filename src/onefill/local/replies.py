@@ -25,14 +25,14 @@ class Wanted:
 
     Args:
         decode: token ids and whether to skip special tokens, to text.
-        version: the name of the weights that are loaded now.
+        version: tells the name of the weights that are loaded now.
         logprobs: whether logprobs are returned.
         prompt_logprobs: what `input_token_logprobs` holds.
         texts: whether logprob triples carry the token's text.
     """
 
     decode: Callable[[SequenceOf[int], bool], str]
-    version: str
+    version: Callable[[], str]
     logprobs: bool
     prompt_logprobs: SequenceOf[tuple[float | None, int]] = ()
     texts: bool = False
@@ -43,7 +43,7 @@ def item(sequence: Sequence, wanted: Wanted) -> dict[str, Any]:
     finish = sequence.finish  # read first: what is published before the end is less, never more
     count = sequence.published
     ids = sequence.tokens[:count]
-    meta: dict[str, Any] = {"id": sequence.rid, "finish_reason": finish, "weight_version": wanted.version}
+    meta: dict[str, Any] = {"id": sequence.rid, "finish_reason": finish, "weight_version": wanted.version()}
     queued = finish is not None and finish.get("message") == ABORTED_IN_QUEUE
     if not queued:
         meta["prompt_tokens"] = sequence.prompt_tokens

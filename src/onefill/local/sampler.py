@@ -86,7 +86,7 @@ def _adjust(logits: Tensor, row: Row) -> None:
     """Applies penalties, bias and the minimum length to one row of logits, in place."""
     params = row.params
     if row.generated:
-        ids, counts = torch.tensor(row.generated).unique(return_counts=True)
+        ids, counts = torch.unique(torch.tensor(row.generated), return_counts=True)
         seen = logits[ids]
         if params.repetition_penalty != 1.0:
             factor = params.repetition_penalty

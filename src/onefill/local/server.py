@@ -12,18 +12,18 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
 import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from onefill import __version__
 from onefill.errors import ConfigError, InfraError
+from onefill.local import info
 from onefill.local.config import ServeConfig
 from onefill.local.engine import Engine
 from onefill.local.generate import generate, health_probe, run_jobs
@@ -33,7 +33,6 @@ from onefill.local.wire import Malformed, Refusal, parse_body
 __all__ = ["Server", "run"]
 
 READY = "onefill-local is listening on"
-_VERSION = f"onefill-local {__version__}"
 _LARGEST_BODY = 512 * 1024 * 1024
 _HEALTH_S = 20.0
 _log = logging.getLogger(__name__)
@@ -144,84 +143,16 @@ class Server:
         return web.Response()
 
     async def _server_info(self, _: web.Request) -> web.Response:
-        engine, config = self._engine, self._engine.config
-        running, waiting = engine.load()
-        return _json(
-            {
-                "engine": "onefill-local",
-                "version": _VERSION,
-                "model_path": engine.model_path,
-                "tokenizer_path": engine.model_path,
-                "served_model_name": config.model,
-                "context_length": engine.context_length,
-                "vocab_size": engine.vocab_size,
-                "max_running_requests": config.max_running_requests,
-                "max_total_num_tokens": engine.capacity,
-                "max_total_tokens": config.max_total_tokens,
-                "chunked_prefill_size": config.max_batch_tokens,
-                "page_size": config.page_size,
-                "random_seed": config.seed,
-                "device": "cpu",
-                "dtype": "float32",
-                "enable_deterministic_inference": config.deterministic,
-                "disable_radix_cache": config.disable_radix_cache,
-                "speculative_algorithm": None,
-                "weight_version": engine.weight_version,
-                "host": config.host,
-                "port": config.port,
-                "startup_time": self._started,
-                "internal_states": [
-                    {"num_running_reqs": running, "num_waiting_reqs": waiting, "paused": engine.paused}
-                ],
-            }
-        )
+        return _json(info.server_info(self._engine, self._started))
 
     async def _model_info(self, _: web.Request) -> web.Response:
-        engine = self._engine
-        return _json(
-            {
-                "model_path": engine.model_path,
-                "served_model_name": engine.config.model,
-                "tokenizer_path": engine.model_path,
-                "is_generation": True,
-                "preferred_sampling_params": None,
-                "weight_version": engine.weight_version,
-                "has_image_understanding": False,
-                "has_audio_understanding": False,
-                "model_type": engine.model_type,
-                "architectures": engine.architectures,
-            }
-        )
+        return _json(info.model_info(self._engine))
 
     async def _loads(self, _: web.Request) -> web.Response:
-        engine = self._engine
-        running, waiting = engine.load()
-        used, capacity = engine.used_tokens, engine.capacity
-        load = {
-            "timestamp": time.time(),
-            "dp_rank": 0,
-            "num_running_reqs": running,
-            "num_waiting_reqs": waiting,
-            "num_waiting_uncached_tokens": sum(
-                s.prompt_tokens for s in list(engine.live.values()) if s.cached_tokens is None
-            ),
-            "num_used_tokens": used,
-            "num_total_tokens": used,
-            "num_active_tokens": used,
-            "max_total_num_tokens": capacity,
-            "max_running_requests": engine.config.max_running_requests,
-            "token_usage": used / capacity,
-            "total_prefill_uncached_tokens": engine.prefilled_tokens,
-        }
-        return _json(
-            {
-                "timestamp": datetime.now(UTC).isoformat(),
-                "version": _VERSION,
-                "accelerator": None,
-                "num_accelerators": 0,
-                "loads": [load],
-            }
-        )
+        return _json(info.loads(self._engine))
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=render(self._counts, info.metrics(self._engine)), content_type="text/plain")
 
     async def _flush(self, request: web.Request) -> web.Response:
         try:
@@ -257,31 +188,6 @@ class Server:
         message = "Succeeded to update model weights."
         return _json({"success": True, "message": message, "num_paused_requests": retracted})
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        engine = self._engine
-        running, waiting = engine.load()
-        totals = engine.counters
-        values: dict[str, tuple[str, str, float]] = {
-            "onefill_prompt_tokens_total": (
-                "counter",
-                "Prompt tokens asked for, once a sample.",
-                totals.prompt_tokens,
-            ),
-            "onefill_prefill_tokens_total": (
-                "counter",
-                "Prompt tokens run through the model.",
-                engine.prefilled_tokens,
-            ),
-            "onefill_generated_tokens_total": ("counter", "Tokens generated.", totals.generated_tokens),
-            "onefill_samples_finished_total": ("counter", "Samples that ended.", totals.finished),
-            "onefill_samples_aborted_total": ("counter", "Samples that ended as aborted.", totals.aborted),
-            "onefill_samples_running": ("gauge", "Samples running.", running),
-            "onefill_samples_queued": ("gauge", "Samples waiting.", waiting),
-            "onefill_cache_used_tokens": ("gauge", "Tokens of KV cache in use.", engine.used_tokens),
-            "onefill_cache_capacity_tokens": ("gauge", "Tokens the KV cache holds.", engine.capacity),
-        }
-        return web.Response(text=render(self._counts, values), content_type="text/plain")
-
 
 def _json(content: Any, status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(content), status=status, content_type="application/json")
@@ -294,20 +200,24 @@ async def _read(request: web.Request, kind: type[Body]) -> Body:
         raise Malformed(str(error)) from error
 
 
-def run(config: ServeConfig) -> None:
+def run(config: ServeConfig, listener: socket.socket) -> None:
     """Loads the engine and serves until SIGINT or SIGTERM. Blocks.
 
+    Args:
+        config: what to serve.
+        listener: a bound socket that does not listen yet; closed at the end.
+
     Raises:
-        ConfigError: the model cannot be loaded, or the port is taken.
+        ConfigError: the model cannot be loaded.
     """
     engine = Engine(config)
     try:
-        asyncio.run(_serve(engine, config))
+        asyncio.run(_serve(engine, listener, config.parent_pid))
     finally:
         engine.close()
 
 
-async def _serve(engine: Engine, config: ServeConfig) -> None:
+async def _serve(engine: Engine, listener: socket.socket, parent: int) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -315,20 +225,19 @@ async def _serve(engine: Engine, config: ServeConfig) -> None:
     runner = web.AppRunner(Server(engine).app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.port, backlog=4096)
         try:
-            await site.start()
+            await web.SockSite(runner, listener, backlog=4096).start()
         except OSError as error:
-            raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}") from error
-        port = runner.addresses[0][1]
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        print(f"{READY} http://{host}:{port}", file=sys.stderr, flush=True)
-        await _until_stopped(stop, engine, config.parent_pid)
+            raise ConfigError(f"cannot listen on {listener.getsockname()}: {error}") from error
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"{READY} http://{shown}:{port}", file=sys.stderr, flush=True)
+        await _until_stopped(stop, parent)
     finally:
         await runner.cleanup()
 
 
-async def _until_stopped(stop: asyncio.Event, engine: Engine, parent: int) -> None:
+async def _until_stopped(stop: asyncio.Event, parent: int) -> None:
     """Waits for a signal, or for the parent process to be gone."""
     while not stop.is_set():
         if parent and os.getppid() != parent:

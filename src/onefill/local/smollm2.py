@@ -86,15 +86,16 @@ def convert(gguf: Path, directory: Path) -> None:
     for key in ("quantization_config", "_name_or_path", "architectures", "dtype", "torch_dtype"):
         values.pop(key, None)
     values.update(eos_token_id=eos, bos_token_id=bos)
-    model = LlamaForCausalLM(LlamaConfig.from_dict(values)).to(torch.float32)
+    model = LlamaForCausalLM(LlamaConfig.from_dict(values))
     # Read the tensors directly: `from_pretrained(gguf_file=...)` wants accelerate, and gives an object that refuses
     # save_pretrained.
-    read = load_gguf_checkpoint(str(gguf), return_tensors=True, model_to_load=model, torch_dtype=torch.float32)
+    load: Any = load_gguf_checkpoint
+    read = load(str(gguf), return_tensors=True, model_to_load=model, torch_dtype=torch.float32)
     missing, unexpected = model.load_state_dict(read["tensors"], strict=False)
     model.tie_weights()
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise ConfigError(f"{gguf.name} does not hold the expected tensors: {sorted({*missing, *unexpected})[:3]}")
-    model.generation_config = GenerationConfig(
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=bos, eos_token_id=[eos], pad_token_id=tokenizer.pad_token_id
     )
     model.save_pretrained(directory)

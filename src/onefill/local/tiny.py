@@ -36,7 +36,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|pad|>"
     )
     tokenizer.chat_template = _CHAT
@@ -73,9 +73,9 @@ def _model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
                 scale = 1.0 if "embed" in name else 3.0 * tensor.shape[1] ** -0.5
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale)
         model.lm_head.weight[torch.tensor([i for i in range(config.vocab_size) if not 0x20 <= i < 0x7F])] *= 0.3
-    model.generation_config = GenerationConfig(
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=[tokenizer.eos_token_id],
         pad_token_id=tokenizer.pad_token_id,
     )
-    return model.eval()
+    return model
