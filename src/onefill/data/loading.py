@@ -1,8 +1,9 @@
 """Finding and loading a tokenizer: a directory, a file, the hub.
 
 Invariants: with a tokenizer.json only the small `tokenizers` library is used, set up as transformers sets it up
-(padding and truncation off, tokens of tokenizer_config.json added, `add_bos_token` obeyed); without one
-transformers is asked. Every failure is a ConfigError that says what to do.
+(padding and truncation off, tokens of tokenizer_config.json added, `add_bos_token` there ignored in favour of
+tokenizer.json's own post-processor); without one transformers is asked. Every failure is a ConfigError that
+says what to do.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Rust
 
 from onefill.data.template import ChatTemplate
@@ -134,16 +135,6 @@ def _settle(rust: Rust, config: Mapping[str, Any], named: Mapping[str, str]) -> 
         if text not in known:
             rust.add_special_tokens([AddedToken(text, special=True, normalized=False)])
             known.add(text)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        _set_ends(rust, config, named)
-
-
-def _set_ends(rust: Rust, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    bos = named.get("bos_token") if config.get("add_bos_token") else None
-    eos = named.get("eos_token") if config.get("add_eos_token") else None
-    pieces = [*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])]
-    ids = [(token, rust.token_to_id(token)) for token in (bos, eos) if token]
-    rust.post_processor = processors.TemplateProcessing(single=" ".join(pieces), special_tokens=ids)
 
 
 def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:

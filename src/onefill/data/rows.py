@@ -95,6 +95,8 @@ def _prompt(
         used.add("input_ids")
         tokens = _tokens(_plain(row["input_ids"]), "input_ids")
     value = _plain(value)
+    if key.rpartition(".")[2] == "input_ids":
+        return None, None, _tokens(value, key), media
     if isinstance(value, str):
         if not value.strip():
             raise FieldError(key, "is empty", "give the prompt some text, or remove the row")
@@ -104,7 +106,7 @@ def _prompt(
         raise FieldError(key, f"is {type(value).__name__} ({shown(value)})", hint)
     if not value:
         raise FieldError(key, "is an empty list", "give messages or token ids, or remove the row")
-    if key.rpartition(".")[2] == "input_ids" or isinstance(value[0], int | float):
+    if isinstance(value[0], int | float):
         return None, None, _tokens(value, key), media
     messages, inside = check_messages(value, field=key, base=base)
     check_order(messages, key)
