@@ -93,10 +93,10 @@ async def test_many_groups_at_once(client: Client):
         assert [ids(i) for i in items] == [expected] * 8
 
 
-@pytest.mark.parametrize("total", [320, 640])
+@pytest.mark.parametrize("total", [224, 320])
 async def test_a_cache_too_small_for_all_gives_the_same_answers(session: aiohttp.ClientSession, total: int):
     """Forks that do not fit are queued, running samples are sent back and start again: nothing is lost."""
-    want = {"temperature": 0, "max_new_tokens": 120, "ignore_eos": True, "return_logprob": True}
+    want = {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True, "return_logprob": True}
     with serving() as served:
         alone = ids(await Client(session, served).ask(PROMPT, **want))
     with serving(max_total_tokens=total) as served:
@@ -105,7 +105,7 @@ async def test_a_cache_too_small_for_all_gives_the_same_answers(session: aiohttp
         retractions = 0
         for item in (i for items in groups for i in items):
             assert ids(item) == alone
-            assert item["meta_info"]["output_token_logprobs_length"] == 120
+            assert item["meta_info"]["output_token_logprobs_length"] == 60
             assert item["meta_info"]["cached_tokens"] == len(PROMPT) - 1
             retractions += item["meta_info"]["num_retractions"]
         assert retractions > 0
