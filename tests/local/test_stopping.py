@@ -51,9 +51,18 @@ def test_the_first_stop_of_several_wins():
     assert [watch.push(b) for b in b"xab"] == [None, None, "ab"]
 
 
-def test_a_pattern_reports_what_it_matched():
+def test_a_pattern_reports_itself():
     watch = StopWatch(decode, [], [r"\d{3}"])
-    assert [watch.push(b) for b in b"a12345"][:4] == [None, None, None, "123"]
+    assert [watch.push(b) for b in b"a12345"][:4] == [None, None, None, r"\d{3}"]
+
+
+def test_the_beginning_of_a_stop_string_is_undecided():
+    watch = StopWatch(decode, ["stop!"], [])
+    seen = []
+    for byte in b"a st stop.":
+        watch.push(byte)
+        seen.append(watch.undecided())
+    assert seen == [False, False, True, True, False, True, True, True, True, False]
 
 
 def test_a_stop_inside_one_token_of_several_characters():

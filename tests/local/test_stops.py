@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from .conftest import Client
 
 EOS = 258
+PATTERN = r"[A-Z][a-z]|\d\D"
 
 
 def ids(item: dict) -> list[int]:
@@ -43,10 +45,26 @@ async def test_no_stop_trim_keeps_the_stop_string(client: Client):
 
 async def test_a_stop_pattern(client: Client):
     text = await plain(client)
-    item = await client.ask("abc", temperature=0, max_new_tokens=60, stop_regex=r"[A-Z][a-z]|\d\D")
+    item = await client.ask("abc", temperature=0, max_new_tokens=60, stop_regex=PATTERN)
     assert item["meta_info"]["finish_reason"]["type"] == "stop"
-    matched = item["meta_info"]["finish_reason"]["matched"]
-    assert item["text"] + matched == text[: len(ids(item))]
+    assert item["meta_info"]["finish_reason"]["matched"] == PATTERN
+    assert item["text"] == text[: len(ids(item))]
+    assert re.search(PATTERN, item["text"])
+    assert not re.search(PATTERN, item["text"][:-1])
+
+
+async def test_a_special_token_may_be_a_stop_string(client: Client):
+    item = await client.ask("abc", max_new_tokens=9, ignore_eos=True, logit_bias={"257": 1000}, stop="<|im_start|>")
+    assert (ids(item), item["text"]) == ([257], "")
+    assert item["meta_info"]["finish_reason"] == {"type": "stop", "matched": "<|im_start|>"}
+
+
+async def test_a_stream_never_shows_what_a_stop_string_takes_away(client: Client):
+    text = await plain(client)
+    stop = text[20:24]
+    chunks = await client.stream(list(b"abc"), temperature=0, max_new_tokens=60, stop=[stop])
+    assert chunks[-1]["text"] == text[: text.index(stop)]
+    assert all(chunks[-1]["text"].startswith(c["text"]) for c in chunks)
 
 
 async def test_a_stop_string_ends_generation_at_once(client: Client):

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -267,6 +268,8 @@ class Core:
                 f"the embedded engine needs transformers {TRANSFORMERS}, found {transformers.__version__}: "
                 f"pip install transformers=={TRANSFORMERS}"
             )
+        if find_spec("psutil") is None:  # transformers would take the memory for 0 bytes
+            raise ConfigError("the embedded engine needs psutil: pip install psutil")
         self._version = version
         self._ids = iter(range(1 << 62))
         self._lock = threading.Lock()

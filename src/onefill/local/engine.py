@@ -130,8 +130,8 @@ class Engine:
         """What looks for the stop strings of one response, or None where it has none."""
         if not params.stop and not params.stop_regex:
             return None
-        skip = params.skip_special_tokens
-        return StopWatch(lambda ids: self.decode(ids, skip_special_tokens=skip), params.stop, params.stop_regex)
+        # special tokens are text here, whatever the reply shows: SGLang stops at "<|im_end|>" as a string too
+        return StopWatch(lambda ids: self.decode(ids, skip_special_tokens=False), params.stop, params.stop_regex)
 
     def submit(self, prompt: list[int], sequences: SequenceOf[Sequence]) -> None:
         """Queues the samples of one prompt.

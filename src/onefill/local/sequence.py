@@ -125,10 +125,14 @@ class Sequence:
         if finish is not None:
             self._end(finish)
             return True
-        if self.streams and (count == 1 or count - self.published >= self.params.stream_interval):
+        if self.streams and self._should_publish(count):
             self.published = count
             self.notify()
         return False
+
+    def _should_publish(self, count: int) -> bool:
+        due = self.published == 0 or count - self.published >= self.params.stream_interval
+        return due and (self._watch is None or not self._watch.undecided())
 
     def _verdict(self, token: int, count: int) -> dict[str, Any] | None:
         """Why it ends here, or None. Strings before ids before length, as SGLang judges them."""

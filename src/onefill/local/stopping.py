@@ -66,7 +66,7 @@ class StopWatch:
         self._longest = max((len(s) for s in strings), default=0)
 
     def push(self, token: int) -> str | None:
-        """Adds one id; returns the stop string (or the text a pattern matched) once it is complete."""
+        """Adds one id; returns the stop string or the pattern once it is complete (SGLang names the pattern too)."""
         new = self._detokenizer.push(token)
         if not new:
             return None
@@ -77,6 +77,11 @@ class StopWatch:
                 return stop
         window = text[-_LONGEST_REGEX_WINDOW:]
         for pattern in self._patterns:
-            if (match := pattern.search(window)) is not None and match.group():
-                return match.group()
+            if pattern.search(window):
+                return pattern.pattern
         return None
+
+    def undecided(self) -> bool:
+        """Whether the text ends with the beginning of a stop string, so that it should not be shown yet."""
+        text = self._detokenizer.text
+        return any(text.endswith(stop[:length]) for stop in self._strings for length in range(1, len(stop)))
