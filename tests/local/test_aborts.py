@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import aiohttp
 import orjson
@@ -163,3 +164,42 @@ async def test_counts_of_aborted_samples(client: Client):
     await client.post("/abort_request", {"abort_all": True})
     await task
     assert await client.metric("onefill_samples_aborted_total") == before + 3
+
+
+async def test_chaos_leaves_an_idle_healthy_engine(session: aiohttp.ClientSession):
+    """Requests of all sizes on a cache too small for them, clients that leave, aborts, pauses and updates between."""
+    random = Random(4)
+    with serving(max_total_tokens=900, max_running_requests=8, max_batch_tokens=64) as served:
+        client = Client(session, served)
+
+        async def one() -> bool:
+            prompt = [33 + random.randrange(3)] * random.randrange(1, 100)
+            want = {
+                "n": random.choice([1, 2, 5]),
+                "max_new_tokens": random.choice([0, 1, 40, 300]),
+                "ignore_eos": True,
+            }
+            try:
+                async with asyncio.timeout(random.random() * 2):
+                    await client.ask(prompt, n=n, max_new_tokens=length, ignore_eos=True)
+                    return True
+            except TimeoutError:
+                return False
+
+        async def meddle() -> None:
+            for body, path in (
+                ({"mode": "retract"}, "/pause_generation"),
+                ({"abort_all": True}, "/abort_request"),
+                ({"model_path": "tiny", "weight_version": "again"}, "/update_weights_from_disk"),
+                ({"mode": "in_place"}, "/pause_generation"),
+            ):
+                await asyncio.sleep(0.2)
+                await client.post(path, body)
+                await client.post("/continue_generation", {})
+
+        done, _ = await asyncio.gather(asyncio.gather(*(one() for _ in range(50))), meddle())
+        assert any(done)
+        await client.until(running=0)
+        await client.post("/flush_cache")
+        assert (await client.get("/v1/loads"))["loads"][0]["num_used_tokens"] == 0
+        assert len((await client.ask("x", max_new_tokens=3, ignore_eos=True))["output_ids"]) == 3

@@ -40,6 +40,9 @@ def test_null_means_the_default():
         ({"input_ids": [1], "stream": "yes"}, Malformed),
         ({"input_ids": [1], "sampling_params": {"max_tokens": 4}}, Contract),
         ({"input_ids": [1], "sampling_params": {"temperature": "hot"}}, Contract),
+        ({"input_ids": [1], "sampling_params": {"temperature": "0.5"}}, Contract),
+        ({"input_ids": [1], "sampling_params": {"n": 2.0}}, Contract),
+        ({"input_ids": [1], "sampling_params": {"ignore_eos": 1}}, Contract),
         ({"input_ids": [1], "sampling_params": {"temperature": -1}}, Refused),
         ({"input_ids": [1], "sampling_params": {"top_p": 0}}, Refused),
         ({"input_ids": [1], "sampling_params": {"top_k": 0}}, Refused),
@@ -69,6 +72,17 @@ def test_bad_requests_are_refused_in_the_right_shape(body: dict[str, object], ki
         parse_generate(body)
     assert type(caught.value) is kind
     assert caught.value.status == 400
+
+
+def test_integers_are_fine_as_numbers_and_null_flags_are_off():
+    jobs = one(sampling_params={"temperature": 1, "top_p": 1, "logit_bias": {"3": 2}}, stream=None)
+    assert jobs.jobs[0].params.logit_bias == {3: 2.0}
+    assert jobs.stream is False
+
+
+def test_an_unknown_field_is_named():
+    with pytest.raises(Contract, match="unknown field `max_tokens`"):
+        one(sampling_params={"max_tokens": 3})
 
 
 def test_the_three_shapes():

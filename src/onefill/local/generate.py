@@ -204,7 +204,10 @@ async def _stream(request: web.Request, running: Running, *, numbered: bool) -> 
                 open_ones.discard(i)
             if numbered:
                 chunk["index"] = i
-            await response.write(b"data: " + orjson.dumps(chunk) + b"\n\n")
+            try:
+                await response.write(b"data: " + orjson.dumps(chunk) + b"\n\n")
+            except ConnectionResetError:  # the client has left; the caller takes the work off the engine
+                return response
         if open_ones:
             await running.news()
     await response.write(b"data: [DONE]\n\n")

@@ -121,23 +121,31 @@ def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
 def _draw_filtered(probabilities: Tensor, params: Sequence[SamplingParams], uniform: Tensor) -> Tensor:
     """Draws after top-k, top-p and min-p, each judged on the full distribution (SGLang's joint filter)."""
     vocabulary = probabilities.shape[-1]
-    head = min(_HEAD, vocabulary)
-    ordered, ids = probabilities.topk(head, dim=-1)
-    if head < vocabulary and not _head_is_enough(ordered, params):
-        ordered, ids = probabilities.sort(dim=-1, descending=True)
-    kept = _keep(ordered, params)
-    picked = _draw(kept, uniform)
+    ordered, ids = probabilities.topk(min(_HEAD, vocabulary), dim=-1)
+    tokens = _draw_ordered(ordered, ids, params, uniform)
+    flat = [i for i in _beyond_head(ordered, params) if ordered.shape[-1] < vocabulary]
+    if flat:  # only rows whose filters reach behind the head pay for a full sort
+        at = torch.tensor(flat)
+        ordered, ids = probabilities[at].sort(dim=-1, descending=True)
+        tokens[at] = _draw_ordered(ordered, ids, [params[i] for i in flat], uniform[at])
+    return tokens
+
+
+def _draw_ordered(ordered: Tensor, ids: Tensor, params: Sequence[SamplingParams], uniform: Tensor) -> Tensor:
+    picked = _draw(_keep(ordered, params), uniform)
     return ids.gather(1, picked.unsqueeze(1)).squeeze(1)
 
 
-def _head_is_enough(ordered: Tensor, params: Sequence[SamplingParams]) -> bool:
-    """True where no token behind the head could survive the filters of its row."""
+def _beyond_head(ordered: Tensor, params: Sequence[SamplingParams]) -> list[int]:
+    """The rows where a token behind the head could survive the filters."""
+    width = ordered.shape[-1]
     mass = ordered.sum(dim=-1, dtype=torch.float64).tolist()
     last, first = ordered[:, -1].tolist(), ordered[:, 0].tolist()
-    return all(
-        0 < p.top_k <= ordered.shape[-1] or mass[i] > p.top_p or (p.min_p > 0 and last[i] < p.min_p * first[i])
+    return [
+        i
         for i, p in enumerate(params)
-    )
+        if not (0 < p.top_k <= width or mass[i] > p.top_p or (p.min_p > 0 and last[i] < p.min_p * first[i]))
+    ]
 
 
 def _keep(ordered: Tensor, params: Sequence[SamplingParams]) -> Tensor:

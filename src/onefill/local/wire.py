@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from onefill.local.params import SamplingParams
 
@@ -70,13 +70,13 @@ class _Sampling(BaseModel):
 
     n: StrictInt | None = None
     max_new_tokens: StrictInt | None = 128
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: StrictFloat | None = None
+    top_p: StrictFloat | None = None
     top_k: StrictInt | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
+    min_p: StrictFloat | None = None
+    frequency_penalty: StrictFloat | None = None
+    presence_penalty: StrictFloat | None = None
+    repetition_penalty: StrictFloat | None = None
     min_new_tokens: StrictInt | None = None
     ignore_eos: StrictBool | None = None
     skip_special_tokens: StrictBool | None = None
@@ -87,7 +87,7 @@ class _Sampling(BaseModel):
     stop_regex: StrictStr | list[StrictStr] | None = None
     stream_interval: StrictInt | None = None
     sampling_seed: StrictInt | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, StrictFloat] | None = None
     # Known to SGLang, not served here.
     beam_width: StrictInt | None = None
     json_schema: StrictStr | None = None
@@ -114,8 +114,8 @@ class GenerateRequest(BaseModel):
     logprob_start_len: StrictInt | list[StrictInt] | None = None
     top_logprobs_num: StrictInt | list[StrictInt] | None = None
     token_ids_logprob: list[Any] | None = None
-    return_text_in_logprobs: StrictBool = False
-    stream: StrictBool = False
+    return_text_in_logprobs: StrictBool | None = False
+    stream: StrictBool | None = False
     # Refused where they are set: see _UNSERVED.
     input_embeds: Any = None
     image_data: Any = None
@@ -231,14 +231,14 @@ def parse_generate(body: Mapping[str, Any]) -> Jobs:
         Job(text, ids, params[i], rids[i], wants[i], starts[i] if wants[i] else -1)
         for i, (text, ids) in enumerate(prompts)
     )
-    return Jobs(jobs, batched or count > 1, request.stream, request.return_text_in_logprobs)
+    return Jobs(jobs, batched or count > 1, bool(request.stream), bool(request.return_text_in_logprobs))
 
 
 def _first_fault(error: ValidationError) -> str:
     fault = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return f"unknown field {where!r}"
+        return f"unknown field `{where}`"
     return f"{error.error_count()} validation error(s): {where}: {fault['msg']}"
 
 
