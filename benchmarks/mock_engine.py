@@ -41,7 +41,8 @@ def reply(n: int, prompt_tokens: int, stream: bool) -> bytes:
     items = [item(i, prompt_tokens, n) for i in range(n)]
     if stream:
         chunks = b"".join(
-            b"data: " + orjson.dumps({**(it if n == 1 else {**it, "index": i})}) + b"\n\n" for i, it in enumerate(items)
+            b"data: " + orjson.dumps({**(it if n == 1 else {**it, "index": i})}) + b"\n\n"
+            for i, it in enumerate(items)
         )
         body = chunks + b"data: [DONE]\n\n"
         return head("text/event-stream", len(body)) + body

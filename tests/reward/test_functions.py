@@ -73,7 +73,7 @@ async def test_note_30_a_lost_sample_has_no_reward_and_the_rest_of_the_group_doe
     rewarder = Rewarder(of_function(len, name="len"))  # fails on an input: no reward, a reason, no exception
     await rewarder.reward(group)
     assert [s.reward for s in group.samples] == [None, None, None]
-    assert "no reward: len raised TypeError" in group.samples[0].error
+    assert "len raised TypeError" in group.samples[0].reward_error
     assert group.samples[1].error == "the engine is gone"
 
 

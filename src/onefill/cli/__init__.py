@@ -1,1 +1,5 @@
-"""Room: cli."""
+"""The `onefill` command: thin; every command is a few lines over the rooms."""
+
+from onefill.cli.app import main
+
+__all__ = ["main"]

@@ -71,7 +71,7 @@ class Rewarder:
         for sample, outcome in zip(group.samples, await self.score(group), strict=True):
             sample.reward = outcome.value
             if outcome.reason and sample.status.finished:
-                sample.error = f"no reward: {outcome.reason}"
+                sample.reward_error = outcome.reason
 
     async def score(self, group: Group) -> list[RewardOutcome]:
         """An outcome for every sample, in sample order; the group is not changed."""
