@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ __all__ = ["FieldError", "Frame", "completion", "kind"]
 _REASONS = {str(reason): reason for reason in FinishReason}
 _LOGPROB_ROUNDING = 1e-5  # log_softmax in fp32 may end a hair above 0
 _NUMBERS = {float, int}
+_LOWEST = float(np.finfo(np.float32).min)
 _NO_IDS: TokenArray = np.empty(0, dtype=np.int32)
 _NO_IDS.setflags(write=False)
 _NO_LOGPROBS: LogprobArray = np.empty(0, dtype=np.float32)
@@ -194,14 +194,12 @@ def _logprobs(triples: list[Any], ids: list[int]) -> LogprobArray:
         raise FieldError(field, "belongs to other ids than output_ids")
     if not set(map(type, values)) <= _NUMBERS:
         raise FieldError(field, "must hold numbers only: a missing logprob is never made up")
-    logprobs = np.array(values, dtype=np.float64)
-    if not (float(logprobs.max()) <= _LOGPROB_ROUNDING and float(logprobs.min()) > -math.inf):
-        raise FieldError(field, "holds a logprob above 0")
-    if float(logprobs.min()) < np.finfo(np.float32).min:
-        raise FieldError(field, "holds a logprob that is no number in float32")
-    single = logprobs.astype(np.float32)
-    single.setflags(write=False)
-    return single
+    wide = np.array(values, dtype=np.float64)
+    if float(wide.max()) > _LOGPROB_ROUNDING or float(wide.min()) < _LOWEST:
+        raise FieldError(field, f"must hold logprobs at most 0, got {float(wide.min())} .. {float(wide.max())}")
+    logprobs = wide.astype(np.float32)
+    logprobs.setflags(write=False)
+    return logprobs
 
 
 def _cached(meta: dict[str, Any], prompt_tokens: int) -> int:
