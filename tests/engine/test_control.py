@@ -54,7 +54,8 @@ async def test_a_real_sglang_is_described() -> None:
     assert (info.weight_version, info.context_length, info.vocab_size) == ("v7", 2048, None)
     assert info.has_image_understanding
     assert info.prefix_cache
-    assert not (info.deterministic or info.speculative_decoding or info.lora_enabled or info.disaggregation)
+    assert (info.deterministic, info.speculative_decoding, info.lora_enabled) == (False, False, False)
+    assert info.disaggregation == ""
     assert info.flags["max_req_input_len"] == 2042
     assert capabilities(info).parallel_sampling is Support.UNKNOWN
     assert capabilities(info).context_length == 2048
@@ -124,14 +125,16 @@ def test_odd_fields_become_unknown() -> None:
 
 
 async def test_loads_are_summed_over_ranks_and_old_forms_understood() -> None:
-    async with ScriptedEngine([reply()], routes={"GET /v1/loads": says(LOADS)}) as engine:
-        async with client_of(engine.url) as (client, _):
-            assert await client.loads() == EngineLoad(running=4, waiting=2, used_tokens=60)
-            engine.routes = {"GET /get_load": says([{"num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 5}])}
-            assert await client.loads() == EngineLoad(running=2, waiting=1, used_tokens=5)
-            engine.routes = {}
-            with pytest.raises(InfraError, match="tells no load"):
-                await client.loads()
+    async with (
+        ScriptedEngine([reply()], routes={"GET /v1/loads": says(LOADS)}) as engine,
+        client_of(engine.url) as (client, _),
+    ):
+        assert await client.loads() == EngineLoad(running=4, waiting=2, used_tokens=60)
+        engine.routes = {"GET /get_load": says([{"num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 5}])}
+        assert await client.loads() == EngineLoad(running=2, waiting=1, used_tokens=5)
+        engine.routes = {}
+        with pytest.raises(InfraError, match="tells no load"):
+            await client.loads()
     assert EngineLoad(running=0, waiting=0, used_tokens=9).idle
     assert engine_load({"loads": [{"a": 1}]}) is None
 
@@ -143,12 +146,14 @@ async def test_abort_says_what_to_abort() -> None:
         seen.append(body)
         return web.Response()
 
-    async with ScriptedEngine([reply()], routes={"POST /abort_request": record}) as engine:
-        async with client_of(engine.url) as (client, _):
-            await client.abort("r-1")
-            await client.abort_all()
-            with pytest.raises(ValueError, match="rid"):
-                await client.abort("")
+    async with (
+        ScriptedEngine([reply()], routes={"POST /abort_request": record}) as engine,
+        client_of(engine.url) as (client, _),
+    ):
+        await client.abort("r-1")
+        await client.abort_all()
+        with pytest.raises(ValueError, match="rid"):
+            await client.abort("")
     assert seen == [{"rid": "r-1"}, {"rid": "", "abort_all": True}]
 
 
@@ -164,11 +169,13 @@ async def test_note_23_one_502_on_a_control_call_is_retried() -> None:
     async def flaky(request: web.Request, body: Body) -> web.StreamResponse:
         return await next(answers)(request, body)
 
-    async with ScriptedEngine([reply()], routes={"POST /abort_request": flaky}) as engine:
-        async with client_of(engine.url) as (client, _):
-            await client.abort_all()
-            assert client.stats.control_retried == 1
-            assert client.stats.requests_retried == client.stats.requests_sent == 0
+    async with (
+        ScriptedEngine([reply()], routes={"POST /abort_request": flaky}) as engine,
+        client_of(engine.url) as (client, _),
+    ):
+        await client.abort_all()
+        assert client.stats.control_retried == 1
+        assert client.stats.requests_retried == client.stats.requests_sent == 0
 
 
 async def test_note_48_a_flush_that_the_server_refused_is_told() -> None:
@@ -180,13 +187,15 @@ async def test_note_48_a_flush_that_the_server_refused_is_told() -> None:
 
 
 async def test_health_is_one_bounded_try() -> None:
-    async with ScriptedEngine([reply()], routes={"GET /health": raw(b"")}) as engine:
-        async with client_of(engine.url, deadlines=Deadlines(control=0.1)) as (client, _):
-            assert await client.healthy()
-            for behaviour in (status(503), hang()):
-                engine.routes = {"GET /health": behaviour}
-                assert not await client.healthy()
-            url = client.url
+    async with (
+        ScriptedEngine([reply()], routes={"GET /health": raw(b"")}) as engine,
+        client_of(engine.url, deadlines=Deadlines(control=0.1)) as (client, _),
+    ):
+        assert await client.healthy()
+        for behaviour in (status(503), hang()):
+            engine.routes = {"GET /health": behaviour}
+            assert not await client.healthy()
+        url = client.url
     async with client_of(url) as (client, _):
         assert not await client.healthy()
 
