@@ -170,13 +170,10 @@ def _generated(
 def _ids(ids: list[Any], vocab_size: int | None) -> TokenArray:
     if set(map(type, ids)) != {int}:
         raise FieldError("output_ids", "must hold integers only")
-    try:
-        tokens = np.array(ids, dtype=np.int32)
-    except OverflowError:
-        raise FieldError("output_ids", "holds an id past int32") from None
-    highest = int(tokens.view(np.uint32).max())  # a negative id is seen as a huge one
-    if highest >= (vocab_size if vocab_size is not None else 2**31):
-        raise FieldError("output_ids", f"holds an id outside the vocabulary ({vocab_size or 2**31} ids)")
+    limit = vocab_size if vocab_size is not None else 2**31
+    if min(ids) < 0 or max(ids) >= limit:  # on a list of this size the builtins beat numpy
+        raise FieldError("output_ids", f"holds an id outside the vocabulary of {limit} ids")
+    tokens = np.array(ids, dtype=np.int32)
     tokens.setflags(write=False)
     return tokens
 
@@ -194,10 +191,10 @@ def _logprobs(triples: list[Any], ids: list[int]) -> LogprobArray:
         raise FieldError(field, "belongs to other ids than output_ids")
     if not set(map(type, values)) <= _NUMBERS:
         raise FieldError(field, "must hold numbers only: a missing logprob is never made up")
-    wide = np.array(values, dtype=np.float64)
-    if float(wide.max()) > _LOGPROB_ROUNDING or float(wide.min()) < _LOWEST:
-        raise FieldError(field, f"must hold logprobs at most 0, got {float(wide.min())} .. {float(wide.max())}")
-    logprobs = wide.astype(np.float32)
+    lowest, highest = min(values), max(values)
+    if highest > _LOGPROB_ROUNDING or lowest < _LOWEST:
+        raise FieldError(field, f"must hold logprobs at most 0, got {lowest} .. {highest}")
+    logprobs = np.array(values, dtype=np.float32)
     logprobs.setflags(write=False)
     return logprobs
 
