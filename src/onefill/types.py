@@ -410,17 +410,10 @@ class Sample:
     @property
     def untouched(self) -> bool:
         """True while it holds nothing: no tokens, no text, no loss mask, and nothing happened to it."""
-        return (
-            self.status is Status.PENDING
-            and not self.tokens.size
-            and not self.text
-            and not self.loss_mask.size
-        )
+        return self.status is Status.PENDING and not self.tokens.size and not self.text and not self.loss_mask.size
 
 
-def _join(
-    before: tuple[VersionSpan, ...], after: tuple[VersionSpan, ...], offset: int
-) -> tuple[VersionSpan, ...]:
+def _join(before: tuple[VersionSpan, ...], after: tuple[VersionSpan, ...], offset: int) -> tuple[VersionSpan, ...]:
     spans = list(before)
     if offset and not spans and after:
         spans.append(VersionSpan("", 0, offset))  # earlier tokens, whose version nobody told

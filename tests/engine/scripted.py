@@ -75,6 +75,11 @@ def raw(data: bytes, *, content_type: str = "application/json", code: int = 200)
     return behave
 
 
+def says(value: Any) -> Behaviour:
+    """Answers with `value` as JSON."""
+    return raw(json.dumps(value).encode())
+
+
 def status(code: int, *, message: str = "scripted", retry_after: str | None = None) -> Behaviour:
     async def behave(_: web.Request, __: Body) -> web.StreamResponse:
         headers = {"Retry-After": retry_after} if retry_after is not None else None

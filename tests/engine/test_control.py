@@ -11,7 +11,7 @@ from onefill.engine import Deadlines, EngineKind, EngineLoad, capabilities
 from onefill.engine.info import engine_info, engine_load
 from onefill.errors import ConfigError, InfraError
 from onefill.plan.capabilities import Support
-from tests.engine.scripted import Behaviour, Body, ScriptedEngine, hang, raw, reply, status
+from tests.engine.scripted import Behaviour, Body, ScriptedEngine, hang, raw, reply, says, status
 from tests.engine.support import client_of
 
 SERVER = {  # the part of SGLang 0.5.23's that matters
@@ -32,13 +32,6 @@ SERVER = {  # the part of SGLang 0.5.23's that matters
 MODEL = {"model_path": "m2", "weight_version": "v7", "has_image_understanding": True, "disaggregation_mode": "null"}
 MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 2048}]}
 LOADS = {"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 30}] * 2}
-
-
-def says(value: Any) -> Behaviour:
-    async def behave(_: web.Request, __: Body) -> web.StreamResponse:
-        return web.json_response(value)
-
-    return behave
 
 
 async def described(routes: dict[str, Behaviour], **options: Any) -> Any:

@@ -16,11 +16,22 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
+import orjson
+
 from onefill.cli.extras import need_local
 from onefill.cli.settings import RolloutSettings
 from onefill.data import Fields, Source, Tokenizer, open_files, open_task, tokenize
-from onefill.engine import EngineClient, EngineInfo, Limits, Placeholders, capabilities, open_session
-from onefill.errors import ConfigError
+from onefill.engine import (
+    EngineClient,
+    EngineInfo,
+    Limits,
+    Placeholders,
+    RetryPolicy,
+    capabilities,
+    open_session,
+)
+from onefill.errors import ConfigError, InfraError
 from onefill.rollout import Engine
 from onefill.types import Prompt
 
@@ -97,8 +108,8 @@ async def connect(settings: RolloutSettings, *, log: Callable[[str], None]) -> A
     async with AsyncExitStack() as stack:
         urls = [await _start_local(settings, stack, log) if e == "local" else e for e in settings.engine]
         session = await stack.enter_async_context(open_session())
+        infos = [await _describe(url, session) for url in urls]
         clients = [EngineClient(url, session=session, rng=random.Random(url)) for url in urls]
-        infos = [await client.describe() for client in clients]
         where = _tokenizer_path(settings, infos)
         tokenizer = LazyTokenizer(where, chat=settings.apply_chat_template, system=settings.system)
         for client, info in zip(clients, infos, strict=True):
@@ -109,6 +120,15 @@ async def connect(settings: RolloutSettings, *, log: Callable[[str], None]) -> A
             for client, info in zip(clients, infos, strict=True)
         ]
         yield Connected(engines, clients, infos, tokenizer)
+
+
+async def _describe(url: str, session: aiohttp.ClientSession) -> EngineInfo:
+    """Asks with little patience: at the start of a run a wrong address is likelier than an engine that is busy."""
+    probe = EngineClient(url, session=session, policy=RetryPolicy(retries=2), rng=random.Random(url))
+    try:
+        return await probe.describe()
+    except InfraError as error:
+        raise InfraError(f"no engine answers at {url}: {error}; is it running, and is the address right?") from error
 
 
 async def _start_local(settings: RolloutSettings, stack: AsyncExitStack, log: Callable[[str], None]) -> str:
@@ -134,7 +154,7 @@ def _tokenizer_path(settings: RolloutSettings, infos: Sequence[EngineInfo]) -> s
 
 
 def _limits(info: EngineInfo, tokenizer: LazyTokenizer | None, log: Callable[[str], None]) -> Limits:
-    vocab = info.vocab_size
+    vocab = info.vocab_size or _vocab_in(info.model_path)
     if vocab is None and tokenizer is not None:
         vocab = tokenizer.get().vocab_size
     if vocab is None:
@@ -143,6 +163,16 @@ def _limits(info: EngineInfo, tokenizer: LazyTokenizer | None, log: Callable[[st
             "unchecked (SGLang 0.5.23 dies of an id past it): give --tokenizer"
         )
     return Limits(vocab_size=vocab, context_length=info.context_length)
+
+
+def _vocab_in(model: str) -> int | None:
+    """Rows of the embedding, from the model's own config where its directory is here too."""
+    try:
+        config = orjson.loads((Path(model) / "config.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return size if isinstance(size, int) else None
 
 
 def _placeholders(info: EngineInfo, tokenizer: LazyTokenizer | None) -> Placeholders | None:

@@ -1,0 +1,5 @@
+"""`python -m onefill`: the `onefill` command."""
+
+from onefill.cli import main
+
+main()
