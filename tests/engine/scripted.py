@@ -27,12 +27,13 @@ def item(index: int, body: Body, *, tokens: int | None = None) -> dict[str, Any]
     prompt = len(body["input_ids"])
     count = tokens if tokens is not None else min(int(body["sampling_params"]["max_new_tokens"]), 4)
     ids = [index * 10 + step for step in range(count)]
+    whole = count == body["sampling_params"]["max_new_tokens"]
     return {
         "text": f"sample {index}" if count else "",
         "output_ids": ids,
         "meta_info": {
             "id": body["rid"] if body["sampling_params"].get("n", 1) == 1 else f"child-{index}",
-            "finish_reason": {"type": "length", "length": count},
+            "finish_reason": {"type": "length", "length": count} if whole else {"type": "stop", "matched": 2},
             "prompt_tokens": prompt,
             "weight_version": "default",
             "num_retractions": 0,

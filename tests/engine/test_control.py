@@ -49,6 +49,7 @@ async def test_a_real_sglang_is_described() -> None:
     assert info.prefix_cache
     assert (info.deterministic, info.speculative_decoding, info.lora_enabled) == (False, False, False)
     assert info.disaggregation == ""
+    assert info.usable_context == 2046, "SGLang cuts a response 2 tokens below its context"
     assert info.flags["max_req_input_len"] == 2042
     assert capabilities(info).parallel_sampling is Support.UNKNOWN
     assert capabilities(info).context_length == 2048
@@ -76,6 +77,24 @@ async def test_a_router_is_known_by_its_workers() -> None:
     info = await described({"GET /server_info": says(SERVER), "GET /workers": says(workers)})
     assert info.kind is EngineKind.ROUTER
     assert info.workers == ("http://a:1", "http://b:2")
+
+
+async def test_what_a_router_does_not_tell_is_no_evidence() -> None:
+    workers = {"workers": [{"url": "http://a:1"}]}  # all of it as sglang-router 0.3.2 answers
+    routes = {"GET /get_server_info": says({"router_manager": True}), "GET /get_model_info": says(MODEL)}
+    info = await described(routes | {"GET /workers": says(workers)})
+    assert (info.kind, info.weight_version, info.usable_context) == (EngineKind.ROUTER, "v7", None)
+    assert all("untold" in line for line in capabilities(info).evidence.values())
+
+
+def test_the_usable_context_is_the_smaller_of_context_and_kv_pool() -> None:
+    def usable(**fields: Any) -> int | None:
+        return engine_info("u", server=fields, model=None).usable_context
+
+    assert usable(context_length=4096, max_req_input_len=1018) == 1022  # a KV pool of 1,024 tokens
+    assert usable(context_length=4096) == 4096
+    assert usable(max_req_input_len=1018) == 1022
+    assert usable() is None
 
 
 async def test_a_sick_optional_endpoint_does_not_stop_the_description() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onefill.engine import Limits, Placeholders
-from onefill.errors import InfraError, ProtocolError
+from onefill.errors import DataError, InfraError, ProtocolError
 from onefill.types import FinishReason
 from tests.engine.scripted import ScriptedEngine, correct, edited, raw, reply
 from tests.engine.support import client_of, make_request
@@ -41,11 +41,27 @@ async def test_a_correct_reply_gives_n_completions_in_order(n: int) -> None:
     done = await outcome(reply(), n)
     assert [c.tokens.tolist() for c in done] == [[10 * i + k for k in range(4)] for i in range(n)]
     assert [c.text for c in done] == [f"sample {i}" for i in range(n)]
-    assert all(c.finish_reason is FinishReason.LENGTH and c.prompt_tokens == 5 for c in done)
+    assert all(c.finish_reason is FinishReason.STOP and c.prompt_tokens == 5 for c in done)
     assert all(c.cached_tokens == 4 and c.versions[0].end == 4 for c in done)
     assert done[0].logprobs.tolist() == pytest.approx([-0.5, -0.51, -0.52, -0.53])
     assert not done[0].tokens.flags.writeable
     assert done[0].timing.done >= done[0].timing.sent > 0
+
+
+async def test_a_response_that_used_its_whole_budget_is_truncated() -> None:
+    async with ScriptedEngine([reply()]) as engine, client_of(engine.url) as (client, _):
+        (done,) = await client.generate(make_request(max_new_tokens=4))
+    assert (done.finish_reason, done.tokens.size) == (FinishReason.LENGTH, 4)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+async def test_a_budget_that_the_engine_cut_in_silence_is_noticed(n: int) -> None:
+    cut = edited(lambda a: meta(a, n - 1).update(finish_reason={"type": "length", "length": 4}))
+    async with ScriptedEngine([cut]) as engine, client_of(engine.url) as (client, _):
+        with pytest.raises(DataError, match="r-1 of group g: the engine cut max_new_tokens from 8 to 4 after 5"):
+            await client.generate(make_request(n))
+        assert client.stats.requests_sent == 1
+        assert client.stats.failures_by_cause == {"budget_cut": 1}
 
 
 async def test_note_5_an_object_for_many_samples_is_the_wrong_type() -> None:

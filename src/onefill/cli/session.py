@@ -162,7 +162,7 @@ def _limits(info: EngineInfo, tokenizer: LazyTokenizer | None, log: Callable[[st
             f"warning: engine {info.url} does not tell its vocabulary and no tokenizer is here, so token ids go out "
             "unchecked (SGLang 0.5.23 dies of an id past it): give --tokenizer"
         )
-    return Limits(vocab_size=vocab, context_length=info.context_length)
+    return Limits(vocab_size=vocab, context_length=info.usable_context)
 
 
 def _vocab_in(model: str) -> int | None:

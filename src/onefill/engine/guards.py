@@ -2,8 +2,9 @@
 
 Invariant: nothing leaves that is known to hurt a server. Real SGLang (0.5.23) dies, whole process, on a token
 id past its vocabulary, and answers n = 0 and n = -1 with one object; an empty prompt and one past the context
-are 400. A response's budget is never cut in silence: SGLang refuses prompt + max_new_tokens > context (400), or
-clips it under `--allow-auto-truncate`, and a clipped budget would change what the group is a sample of.
+are 400. A response's budget is never cut in silence: SGLang refuses prompt + max_new_tokens > context (400), clips
+it under `--allow-auto-truncate` and always 2 tokens below the context or the KV pool (`EngineInfo.usable_context`),
+and a clipped budget would change what the group is a sample of.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Limits:
 
     Args:
         vocab_size: rows of the model's embedding (not the tokenizer's length, which may be smaller).
-        context_length: tokens of prompt and response together.
+        context_length: tokens of prompt and response together (`EngineInfo.usable_context`).
     """
 
     vocab_size: int | None = None
@@ -67,7 +68,7 @@ def _check_length(request: Request, context: int | None) -> None:
             request,
             "max_new_tokens",
             f"is {wanted}, but after {given} prompt tokens the engine's context of {context} has room for "
-            f"{context - given}; lower max_new_tokens or start the engine with a longer context",
+            f"{context - given}; lower max_new_tokens or start the engine with a longer context or KV pool",
         )
 
 

@@ -36,6 +36,13 @@ _FLAGS = (
     "tp_size",
 )
 
+_ABOVE_INPUT = 4
+_TOLD_BY = {
+    "speculative_decoding": "speculative_algorithm",
+    "deterministic": "enable_deterministic_inference",
+    "prefix_cache": "disable_radix_cache",
+}
+
 
 class EngineKind(StrEnum):
     SGLANG = "sglang"
@@ -50,12 +57,14 @@ class EngineInfo:
 
     Args:
         url: base URL.
-        kind: what answered. A router's other fields are those of whichever worker it asked.
+        kind: what answered. A router tells of the model only, from whichever worker it asked, and nothing of the
+            flags or the context of its engines (sglang-router 0.3.2).
         version: the server's version, "" where untold.
         model_path: directory or hub name of its weights.
         tokenizer_path: where its tokenizer comes from.
         vocab_size: rows of the embedding, None where untold (SGLang 0.5.23 does not tell).
         context_length: prompt and response together, None where untold.
+        usable_context: as much of it as the server serves without cutting the response (see `_usable`).
         weight_version: name of the weights it serves now.
         speculative_decoding: a speculative algorithm is on.
         deterministic: deterministic mode is on, directly or through `rl_on_policy_target`.
@@ -74,6 +83,7 @@ class EngineInfo:
     tokenizer_path: str = ""
     vocab_size: int | None = None
     context_length: int | None = None
+    usable_context: int | None = None
     weight_version: str = ""
     speculative_decoding: bool = False
     deterministic: bool = False
@@ -119,6 +129,7 @@ def engine_info(url: str, *, server: Any, model: Any, models: Any = None, worker
     both = {**flags, **{key: value for key, value in said.items() if value is not None}}
     addresses = _addresses(workers)
     disaggregation = _text(both, "disaggregation_mode")
+    context = _count(both, "context_length") or _model_length(models)
     return EngineInfo(
         url=url,
         kind=_kind(flags, workers),
@@ -126,7 +137,8 @@ def engine_info(url: str, *, server: Any, model: Any, models: Any = None, worker
         model_path=_text(both, "model_path"),
         tokenizer_path=_text(both, "tokenizer_path"),
         vocab_size=_count(both, "vocab_size"),
-        context_length=_count(both, "context_length") or _model_length(models),
+        context_length=context,
+        usable_context=_usable(context, flags),
         weight_version=_text(both, "weight_version"),
         speculative_decoding=bool(flags.get("speculative_algorithm")),
         deterministic=bool(flags.get("enable_deterministic_inference") or flags.get("rl_on_policy_target")),
@@ -147,6 +159,9 @@ def capabilities(info: EngineInfo) -> Capabilities:
         "deterministic": f"deterministic mode is {'on' if info.deterministic else 'off'}",
         "prefix_cache": f"the radix cache is {'on' if info.prefix_cache else 'off'}",
     }
+    for feature, flag in _TOLD_BY.items():
+        if flag not in info.flags:  # as behind a router
+            evidence[feature] = f"untold ({flag}), so the usual is taken: {evidence[feature]}"
     if local:
         evidence["parallel_sampling"] = "the embedded engine forks n samples off one prefill"
     return Capabilities(
@@ -161,8 +176,8 @@ def capabilities(info: EngineInfo) -> Capabilities:
 
 
 def engine_load(body: Any) -> EngineLoad | None:
-    """The load out of `/v1/loads` ({"loads": [...]}, 0.5.23), `/get_load` or `/get_loads` (lists, older or a
-    router's); None where it has no such numbers.
+    """The load out of `/v1/loads` ({"loads": [...]}, 0.5.23), `/get_load` or `/get_loads` (lists, older); None where
+    it has no such numbers, like sglang-router 0.3.2 (`/get_loads` tells -1 for an engine of 0.5.23).
     """
     ranks = body.get("loads") if isinstance(body, dict) else body
     if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
@@ -204,6 +219,19 @@ def _model_length(models: Any) -> int | None:
     data = _mapping(models).get("data")
     first = data[0] if isinstance(data, list) and data else None
     return _count(_mapping(first), "max_model_len")
+
+
+def _usable(context: int | None, flags: Mapping[str, Any]) -> int | None:
+    """The longest prompt plus response that SGLang 0.5.23 does not cut in silence.
+
+    It refuses what exceeds the context, but ends responses at min(context, KV pool) - 2 without a word (seen: prompt
+    4,000 and 96 new tokens in a context of 4,096 gave 94). `max_req_input_len` lies 4 below that bound.
+    """
+    input_length = _count(flags, "max_req_input_len")
+    if input_length is None:
+        return context
+    uncut = input_length + _ABOVE_INPUT
+    return uncut if context is None else min(context, uncut)
 
 
 def _mapping(value: Any) -> dict[str, Any]:

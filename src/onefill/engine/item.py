@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from onefill.engine.placeholders import Placeholders
-from onefill.engine.retry import AttemptError, classify
-from onefill.errors import ProtocolError
+from onefill.engine.retry import AttemptError, Budget, Verdict, classify
+from onefill.errors import DataError, ProtocolError
 from onefill.plan.request import Request
 from onefill.types import Completion, FinishReason, LogprobArray, Timing, TokenArray, VersionSpan
 
@@ -76,6 +76,8 @@ def completion(item: Any, frame: Frame) -> Completion:
         raise FieldError("text", f"must be a string, got {kind(text)} (a server without tokenizer sends none)")
     prompt_tokens = _prompt_tokens(meta, frame.request, aborted)
     tokens, logprobs = _generated(item, meta, frame, aborted)
+    if reason is FinishReason.LENGTH and tokens.size < frame.request.sampling.max_new_tokens:
+        raise _cut(int(tokens.size), prompt_tokens, frame.request)
     if not tokens.size and text:
         raise FieldError("output_ids", "is empty, but there is text")
     if frame.request.routed_experts and tokens.size:
@@ -165,6 +167,19 @@ def _generated(
             "output_ids", f"has {len(ids)} ids, asked for {frame.request.sampling.max_new_tokens} at most"
         )
     return _ids(ids, frame.vocab_size), _logprobs(triples, ids)
+
+
+def _cut(got: int, prompt_tokens: int, request: Request) -> AttemptError:
+    """A budget that the server lowered: a response that was to go on, and does not say so.
+
+    SGLang 0.5.23 does it, with reason `length`, where prompt and response do not fit its KV pool, or its context
+    with media (whose length no guard knows), under `--allow-auto-truncate` and `SGLANG_MAX_NEW_TOKENS_LIMIT`.
+    """
+    return AttemptError(
+        f"the engine cut max_new_tokens from {request.sampling.max_new_tokens} to {got} after {prompt_tokens} prompt "
+        "tokens; lower max_new_tokens, or give the engine a longer context, a larger KV pool or a higher limit",
+        verdict=Verdict("budget_cut", Budget.NEVER, DataError),
+    )
 
 
 def _ids(ids: list[Any], vocab_size: int | None) -> TokenArray:
