@@ -92,6 +92,8 @@ def test_the_usable_context_is_the_smaller_of_context_and_kv_pool() -> None:
         return engine_info("u", server=fields, model=None).usable_context
 
     assert usable(context_length=4096, max_req_input_len=1018) == 1022  # a KV pool of 1,024 tokens
+    assert usable(context_length=4096, max_total_num_tokens=32768) == 4094  # the embedded engine
+    assert usable(context_length=4096, max_total_num_tokens=1024) == 1022
     assert usable(context_length=4096) == 4096
     assert usable(max_req_input_len=1018) == 1022
     assert usable() is None

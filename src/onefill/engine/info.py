@@ -36,7 +36,6 @@ _FLAGS = (
     "tp_size",
 )
 
-_ABOVE_INPUT = 4
 _TOLD_BY = {
     "speculative_decoding": "speculative_algorithm",
     "deterministic": "enable_deterministic_inference",
@@ -222,16 +221,18 @@ def _model_length(models: Any) -> int | None:
 
 
 def _usable(context: int | None, flags: Mapping[str, Any]) -> int | None:
-    """The longest prompt plus response that SGLang 0.5.23 does not cut in silence.
+    """The longest prompt plus response that SGLang 0.5.23, and the embedded engine like it, does not cut in silence.
 
     It refuses what exceeds the context, but ends responses at min(context, KV pool) - 2 without a word (seen: prompt
-    4,000 and 96 new tokens in a context of 4,096 gave 94). `max_req_input_len` lies 4 below that bound.
+    4,000 and 96 new tokens in a context of 4,096 gave 94). SGLang's `max_req_input_len` lies 4 below that bound; the
+    embedded engine has none.
     """
-    input_length = _count(flags, "max_req_input_len")
-    if input_length is None:
+    input_length, pool = _count(flags, "max_req_input_len"), _count(flags, "max_total_num_tokens")
+    if input_length is not None:
+        return min(context or input_length + 4, input_length + 4)
+    if context is None or pool is None:
         return context
-    uncut = input_length + _ABOVE_INPUT
-    return uncut if context is None else min(context, uncut)
+    return min(context, pool) - 2
 
 
 def _mapping(value: Any) -> dict[str, Any]:
