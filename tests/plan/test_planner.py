@@ -128,6 +128,21 @@ def test_needs_and_seeds_reach_the_request() -> None:
     assert first.lora == "adapter"
 
 
+def test_note_06_in_deterministic_mode_every_sample_has_a_seed_of_its_own() -> None:
+    def seeds(run: int, group_id: str = "g", **kwargs: object) -> list[int | None]:
+        group = a_group(**kwargs)
+        group.id = group_id
+        context = Context(Capabilities(deterministic=True), seed=run)
+        return [r.seed for r in planned(group, "native", context).requests]
+
+    assert len(set(seeds(0))) == 8
+    assert seeds(0) == seeds(0)
+    assert not set(seeds(0)) & set(seeds(1))
+    assert not set(seeds(0)) & set(seeds(0, "h"))
+    assert all(s is not None and 0 <= s < 2**31 for s in seeds(0))
+    assert seeds(0, temperature=0.0) == [None] * 8
+
+
 def test_note_06_a_seed_never_covers_more_than_one_sample() -> None:
     tokens = token_array([1])
     with pytest.raises(ValueError, match="copies"):

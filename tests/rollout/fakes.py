@@ -84,6 +84,10 @@ def client_of(engine: Engine) -> ScriptedClient:
     return engine.client
 
 
+async def no_wait(_: float) -> None:
+    await asyncio.sleep(0)
+
+
 def a_dispatcher(*engines: Engine, strategy: str = "native", tally: Tally | None = None) -> Dispatcher:
     counter = itertools.count()
     return Dispatcher(
@@ -91,6 +95,7 @@ def a_dispatcher(*engines: Engine, strategy: str = "native", tally: Tally | None
         strategy=Strategy.parse(strategy),
         new_id=lambda: f"{next(counter):08x}",
         tally=tally if tally is not None else Tally(),
+        sleep=no_wait,
     )
 
 

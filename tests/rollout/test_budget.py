@@ -89,6 +89,19 @@ async def test_a_turn_that_comes_together_with_a_cancellation_is_given_back() ->
     assert budget.held == 0
 
 
+async def test_a_cancellation_that_comes_before_a_release_in_the_same_tick_stays_a_cancellation() -> None:
+    budget = SampleBudget(4)
+    held = await budget.take(4)
+    waiter, behind = asyncio.create_task(budget.take(4)), asyncio.create_task(budget.take(4))
+    await asyncio.sleep(0)
+    waiter.cancel()  # the turn is cancelled ...
+    held.release()  # ... and passed over, before the waiter runs
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    (await behind).release()
+    assert budget.held == 0
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_any_mix_of_takers_and_cancellations_ends_at_zero_and_never_exceeds(seed: int) -> None:
     rng = random.Random(seed)

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from onefill.errors import DataError, InfraError, OnefillError, ProtocolError
-from onefill.plan import Capabilities, Support
+from onefill.plan import Capabilities, Request, Support
 from onefill.rollout import Dispatcher, Tally
 from onefill.rollout.budget import SampleBudget
-from onefill.types import FinishReason, Group, Sample, Status
+from onefill.types import Completion, FinishReason, Group, Sample, Status
 from tests.rollout.fakes import a_dispatcher, a_group, an_engine, client_of
 
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
@@ -168,10 +168,33 @@ async def test_an_aborted_sample_with_its_budget_spent_is_truncated() -> None:
 
 
 async def test_note_35_a_group_is_not_aborted_and_resumed_for_ever() -> None:
-    engine = an_engine([ABORT] * 50, aborted_tokens=1)
-    with pytest.raises(InfraError, match="aborted 4 times"):
-        await complete(a_dispatcher(engine, strategy="fanout"), a_group(2, max_new_tokens=100))
-    assert len(client_of(engine).requests) <= 8
+    engine = an_engine([ABORT] * 50, aborted_tokens=0)
+    with pytest.raises(InfraError, match="5 times in a row without a new token"):
+        await complete(a_dispatcher(engine), a_group(2, max_new_tokens=100))
+    assert len(client_of(engine).requests) == 6
+
+
+async def test_an_abort_is_no_failure_while_tokens_come_and_each_is_followed_by_a_longer_wait() -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    engine = an_engine([ABORT] * 12, aborted_tokens=1)
+    dispatcher = a_dispatcher(engine, strategy="fanout")
+    dispatcher._sleep = sleep
+    group = a_group(2, prompt_tokens=8, max_new_tokens=50)
+    await complete(dispatcher, group)
+    assert group.complete
+    assert len(waits) == 6
+    assert all(0.25 <= wait <= 0.5 for wait in waits)  # progress each time: never more than the first wait
+    engine = an_engine([ABORT] * 4, aborted_tokens=0)
+    dispatcher = a_dispatcher(engine)
+    dispatcher._sleep = sleep
+    waits.clear()
+    await complete(dispatcher, a_group(2))
+    assert len(waits) == 4
+    assert waits[3] > waits[0]
 
 
 async def test_note_31_a_cancelled_group_cancels_its_requests_and_gives_its_permit_back() -> None:
@@ -187,6 +210,52 @@ async def test_note_31_a_cancelled_group_cancels_its_requests_and_gives_its_perm
     assert client_of(engine).cancelled == 4
     assert (engine.in_flight, client_of(engine).in_flight, budget.held) == (0, 0, 0)
     assert all(untouched(s) for s in group.samples)
+
+
+async def test_a_fault_of_ours_in_one_request_ends_its_siblings() -> None:
+    engine = an_engine(gate=asyncio.Event())
+    client, plain = client_of(engine), client_of(engine).generate
+
+    async def faulty(request: Request, *, on_first_token: object = None) -> list[Completion]:
+        if request.samples == (2,):
+            await asyncio.sleep(0.01)
+            raise ZeroDivisionError
+        return await plain(request)
+
+    client.generate = faulty  # type: ignore[method-assign, assignment]
+    with pytest.raises(ZeroDivisionError):
+        await complete(a_dispatcher(engine, strategy="fanout"), a_group(4, prompt_tokens=8))
+    assert (client.in_flight, client.cancelled) == (0, 3)
+
+
+async def test_a_group_is_booked_as_what_it_was_in_the_end() -> None:
+    dead, alive = (
+        an_engine([InfraError("gone")] * 2, "http://dead"),
+        an_engine([ProtocolError("bad")], "http://alive"),
+    )
+    dead.capabilities, alive.in_flight = Capabilities(deterministic=True), 1
+    tally = Tally()
+    await complete(a_dispatcher(dead, alive, tally=tally), a_group(2, prompt_tokens=8))
+    assert +tally.forms == {"fanout": 1}
+    assert tally.ineligible == {"native-reply-broken": 1}
+    assert all(count >= 0 for count in tally.forms.values())
+
+
+async def test_note_18_an_engine_that_failed_lately_is_not_chosen_first_again() -> None:
+    dead, alive = an_engine([InfraError("gone")] * 9, "http://dead"), an_engine(url="http://alive")
+    dispatcher, now = a_dispatcher(dead, alive), [0.0]
+    dispatcher._clock = lambda: now[0]
+    for _ in range(5):
+        await complete(dispatcher, a_group(2))
+    assert len(client_of(dead).requests) == 1
+    now[0] = 31.0
+    await complete(dispatcher, a_group(2))
+    assert len(client_of(dead).requests) == 2
+
+
+async def test_an_engine_named_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="only once"):
+        a_dispatcher(an_engine(), an_engine())
 
 
 async def test_a_fanout_group_larger_than_the_budget_stays_within_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -156,8 +157,75 @@ async def test_a_source_that_cannot_be_read_is_an_error_and_no_silent_end() -> N
         yield from items(3)
         raise DataError("train.jsonl: vanished while it was read")
 
-    with pytest.raises(DataError, match="vanished"):
-        await finish(a_rollout(broken(), an_engine()))
+    tally = Tally()
+    outcome = await finish(a_rollout(broken(), an_engine(), tally=tally))
+    assert "vanished" in str(outcome.error)
+    assert tally.groups_done == 3  # what was read before it is rolled out
+
+
+async def test_an_error_that_no_row_can_cure_ends_the_run_after_what_was_read_before_it() -> None:
+    def prepare(prompt: Prompt) -> Prompt:
+        if prompt.id == "p4":
+            raise ConfigError("no tokenizer")
+        return prompt
+
+    tally = Tally()
+    rollout = Rollout(
+        prompts=PromptReader(items(9), prepare),
+        dispatcher=a_dispatcher(an_engine(), tally=tally),
+        options=RolloutOptions(group_size=2, on_error=OnError.SKIP),
+        tally=tally,
+    )
+    outcome = await finish(rollout)
+    assert isinstance(outcome.error, ConfigError)
+    assert tally.groups_done == 4
+
+
+async def test_a_wrong_engine_does_not_burn_through_the_data_also_where_failures_are_skipped() -> None:
+    tally = Tally()
+    engine = an_engine([InfraError("gone")] * 1000)
+    outcome = await finish(a_rollout(items(1000), engine, tally=tally, on_error=OnError.SKIP))
+    assert isinstance(outcome.error, InfraError)
+    assert 16 <= tally.groups_failed <= 24
+    assert "16 groups in a row failed" in tally.warnings.lines()[-1]
+    tally = Tally()
+    engine = an_engine([ConfigError("404: no such address")] * 1000)
+    outcome = await finish(a_rollout(items(1000), engine, tally=tally, on_error=OnError.SKIP))
+    assert isinstance(outcome.error, ConfigError)
+    assert tally.groups_failed <= 8
+
+
+@pytest.mark.parametrize("stop_after", range(20, 120, 7))
+async def test_stopping_at_any_moment_ends_cleanly(stop_after: int) -> None:
+    tally, sink = Tally(), Kept()
+    rollout = a_rollout(items(100_000), an_engine(), tally=tally, sink=sink)
+    rollout._on_group = lambda _: rollout.stop() if tally.groups_done == stop_after else None
+    outcome = await finish(rollout)
+    assert outcome.interrupted
+    assert len(sink.groups) == tally.groups_done >= stop_after
+
+
+async def test_stopping_waits_a_moment_for_the_reward_of_a_group_that_finished() -> None:
+    class Soon:
+        async def reward(self, group: Group) -> None:
+            await asyncio.sleep(0.05)
+            for sample in group.samples:
+                sample.reward = 1.0
+
+    tally, sink = Tally(), Kept()
+    rollout = Rollout(
+        prompts=PromptReader(items(1), lambda prompt: prompt),
+        dispatcher=a_dispatcher(an_engine(), tally=tally),
+        options=RolloutOptions(group_size=2),
+        tally=tally,
+        rewards=Soon(),
+        sink=sink,
+    )
+    running = asyncio.create_task(rollout.run())
+    await asyncio.sleep(0.02)
+    rollout.stop()
+    outcome = await asyncio.wait_for(running, 5)
+    assert (outcome.dropped, tally.groups_done, tally.reward.mean) == (0, 1, 1.0)
 
 
 async def test_tokenisation_that_refuses_a_prompt_is_that_rows_error() -> None:
@@ -177,7 +245,9 @@ async def test_tokenisation_that_refuses_a_prompt_is_that_rows_error() -> None:
     assert (tally.groups_done, tally.rows_skipped) == (4, 1)
 
 
-async def test_note_34_a_slow_reward_holds_admission_back_instead_of_filling_memory() -> None:
+async def test_note_34_a_slow_reward_holds_admission_back_instead_of_filling_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Slow:
         async def reward(self, group: Group) -> None:
             await asyncio.sleep(3600)
@@ -194,8 +264,10 @@ async def test_note_34_a_slow_reward_holds_admission_back_instead_of_filling_mem
     running = asyncio.create_task(rollout.run())
     await asyncio.sleep(0.3)
     assert len(client_of(engine).requests) <= 8
+    monkeypatch.setattr("onefill.rollout.loop._FINISHING_S", 0.1)
     rollout.stop()
-    await asyncio.wait_for(running, 5)
+    outcome = await asyncio.wait_for(running, 5)
+    assert outcome.dropped == 8
 
 
 async def test_the_parquet_file_holds_every_sample_in_its_columns(tmp_path: Path) -> None:
@@ -234,14 +306,47 @@ async def test_a_directory_that_cannot_be_written_is_the_users_error(tmp_path: P
         ParquetSink(tmp_path / "file")
 
 
-async def test_a_disk_that_refuses_ends_the_run_with_its_words(
+async def test_a_disk_that_refuses_ends_the_run_and_leaves_no_file_that_looks_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sink, tally = ParquetSink(tmp_path), Tally()
+    good, calls = sink._writer.write_table, 0
+
+    def full(table: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(28, "No space left on device")
+        good(table)
+
+    monkeypatch.setattr(sink._writer, "write_table", full)
+    outcome = await finish(a_rollout(items(2000), an_engine(), sink=sink, tally=tally))
+    assert isinstance(outcome.error, InfraError)
+    assert "No space left" in str(outcome.error)
+    assert not sink.path.exists()
+    assert (tmp_path / "samples.parquet.part").exists()
+
+
+async def test_an_earlier_runs_file_stays_until_this_one_is_whole_and_its_summary_goes(tmp_path: Path) -> None:
+    await finish(a_rollout(items(3), an_engine(), sink=ParquetSink(tmp_path)))
+    (tmp_path / "summary.json").write_text("{}")
+    sink = ParquetSink(tmp_path)
+    assert pq.read_table(sink.path).num_rows == 12
+    assert not (tmp_path / "summary.json").exists()
+    await finish(a_rollout(items(2), an_engine(), sink=sink))
+    assert pq.read_table(sink.path).num_rows == 8
+
+
+async def test_a_row_that_utf_8_or_64_bits_cannot_hold_costs_no_other_row(tmp_path: Path) -> None:
     sink = ParquetSink(tmp_path)
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def odd() -> Iterator[Item]:
+        for i, item in enumerate(items(4)):
+            assert item.prompt
+            label = ["fine", "half \ud800 pair", 2**80, {"deep": "\udfff"}][i]
+            changes = {"label": label, "metadata": {"n": 2**70, "s": "\ud800"}, "id": f"p\ud800{i}"}
+            yield replace(item, prompt=replace(item.prompt, **changes))
 
-    monkeypatch.setattr(sink, "_write", full)
-    with pytest.raises(InfraError, match="No space left"):
-        await finish(a_rollout(items(1000), an_engine(), sink=sink))
+    await finish(a_rollout(odd(), an_engine(), sink=sink))
+    labels = {row["label"] for row in pq.read_table(sink.path).to_pylist()}
+    assert labels == {"fine", "half ? pair", str(2**80), '{"deep": "\\udfff"}'}

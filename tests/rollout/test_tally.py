@@ -124,5 +124,21 @@ def test_an_empty_run_has_a_summary() -> None:
 
 def test_messages_are_kept_once_counted_and_capped() -> None:
     notes = Notes(most=2)
-    assert [notes.add(m) for m in ("a", "a", "b", "c", "c")] == [True, False, True, False, False]
+    for message in ("a", "a", "b", "c", "c"):
+        notes.add(message)
     assert notes.lines() == ["a (2 times)", "b", "... and 2 more"]
+
+
+def test_messages_that_differ_in_detail_are_one_by_their_key() -> None:
+    notes = Notes()
+    for request in ("r1", "r2", "r3"):
+        notes.add(f"broken reply, first: {request}", key="broken")
+    assert notes.lines() == ["broken reply, first: r1 (3 times)"]
+
+
+@pytest.mark.parametrize(("size", "groups"), [(8, 1), (2, 4)])
+def test_note_06_small_runs_of_copies_warn_too(size: int, groups: int) -> None:
+    tally = Tally()
+    for _ in range(groups):
+        tally.delivered(filled([LONG] * size))
+    assert any("copies" in w for w in tally.summary(wall_s=1, requests_sent=1, requests_retried=0)["warnings"])

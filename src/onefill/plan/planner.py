@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -65,7 +66,7 @@ def plan(group: Group, *, strategy: Strategy, context: Context, new_id: Callable
     else:
         k = strategy.k if strategy.form is Form.SPLIT else len(samples)
         chunks = [samples[i : i + k] for i in range(0, len(samples), k)]
-    requests = [_request(group, chunk, new_id()) for chunk in chunks]
+    requests = [_request(group, chunk, new_id(), context) for chunk in chunks]
     return Plan(form=_form(chunks), waves=_waves(requests, context), barred_by=barred)
 
 
@@ -75,7 +76,7 @@ def _form(chunks: list[list[Sample]]) -> Form:
     return Form.NATIVE if len(chunks) == 1 else Form.SPLIT
 
 
-def _request(group: Group, chunk: list[Sample], request_id: str) -> Request:
+def _request(group: Group, chunk: list[Sample], request_id: str, context: Context) -> Request:
     first = chunk[0]
     prompt = first.prompt or group.prompt
     if prompt.tokens is None:
@@ -94,10 +95,22 @@ def _request(group: Group, chunk: list[Sample], request_id: str) -> Request:
         tokens=_input(prompt.tokens, first),
         sampling=sampling,
         media=prompt.media,
-        seed=first.seed,
+        seed=_seed(group, first, context),
         routed_experts=group.needs.routed_experts,
         lora=group.needs.lora,
     )
+
+
+def _seed(group: Group, sample: Sample, context: Context) -> int | None:
+    """A sample's own seed, or in deterministic mode one made of run, group and index.
+
+    Without one, every request of a deterministic engine gets the same default (42 in SGLang 0.5.23), and the group
+    collapses to copies whether it is sent natively or not.
+    """
+    if sample.seed is not None or not context.capabilities.deterministic or group.sampling.greedy:
+        return sample.seed
+    name = f"{context.seed}/{group.id}/{sample.index}".encode(errors="replace")
+    return int.from_bytes(hashlib.blake2b(name, digest_size=4).digest()) >> 1
 
 
 def _input(prompt: TokenArray, sample: Sample) -> TokenArray:

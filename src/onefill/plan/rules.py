@@ -24,12 +24,14 @@ class Context:
 
     Args:
         capabilities: of the engine that would serve the group.
+        seed: the run's; sampling seeds are derived from it where the engine needs one for each sample.
         group_reward: a reward for whole groups is configured.
         group_reward_required: the user's trainer takes native groups only with a group reward (some frameworks
             score samples one by one as they arrive, and would wait for a reply that comes for all at once).
     """
 
     capabilities: Capabilities = Capabilities()
+    seed: int = 0
     group_reward: bool = False
     group_reward_required: bool = False
 

@@ -51,7 +51,7 @@ class SampleBudget:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self._give(need)  # the turn came in the same tick as the cancellation
-            else:
+            elif entry in self._waiting:  # unless a release in this tick has already passed it over
                 self._waiting.remove(entry)
                 self._wake()
             raise

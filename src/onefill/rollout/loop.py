@@ -14,10 +14,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from onefill.data.source import OnError
-from onefill.errors import DataError, OnefillError
+from onefill.errors import ConfigError, DataError, OnefillError
 from onefill.rollout.budget import Permit, SampleBudget
 from onefill.rollout.dispatch import Dispatcher
 from onefill.rollout.prompts import PromptReader
@@ -26,6 +26,9 @@ from onefill.rollout.tally import Tally
 from onefill.types import Group, GroupState, Needs, Prompt, SamplingParams
 
 __all__ = ["Outcome", "Rewards", "Rollout", "RolloutOptions"]
+
+_FINISHING_S = 5.0
+_MOST_FAILURES_IN_A_ROW = 16
 
 
 class Rewards(Protocol):
@@ -108,11 +111,12 @@ class Rollout:
         self._clock = clock
         self._budget = SampleBudget(options.concurrency)
         self._open_limit = max(4, 2 * -(-options.concurrency // options.group_size))
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], Group] = {}
         self._none_open = asyncio.Event()
         self._ending = asyncio.Event()
         self._error: OnefillError | None = None
         self._crash: BaseException | None = None
+        self._failures_in_a_row = 0
         self._interrupted = False
 
     def stop(self) -> None:
@@ -121,21 +125,53 @@ class Rollout:
         self._ending.set()
 
     async def run(self) -> Outcome:
-        """Runs to the end of the data, to the wanted number of groups, to the first error, or to `stop`."""
+        """Runs to the end of the data, to the wanted number of groups, to the first error, or to `stop`.
+
+        What ends the run is in the outcome where Onefill raised it; any other exception is a fault of ours and is
+        raised, after everything has ended.
+        """
         started = self._clock()
         working = asyncio.create_task(self._admit_and_drain())
         ending = asyncio.create_task(self._ending.wait())
+        dropped = 0
         try:
             await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                await _end(working)
+                dropped = await self._close_down()
         finally:
-            dropped = len(self._open)
             await _end(working, ending, *self._open)
-            await self._sink.close()
+            await self._close_sink()
+        if not working.cancelled():
+            self._note(working.exception())
         if self._crash:
             raise self._crash
-        if not working.cancelled() and (crash := working.exception()):
-            raise crash
         return Outcome(self._clock() - started, self._error, self._interrupted, dropped)
+
+    async def _close_down(self) -> int:
+        """Drops groups that still generate; gives finished ones a moment for their reward. Returns the dropped."""
+        generating = [task for task, group in self._open.items() if not group.complete]
+        finishing = [task for task, group in self._open.items() if group.complete]
+        await _end(*generating)
+        if finishing:
+            await asyncio.wait(finishing, timeout=_FINISHING_S)
+        late = [task for task in finishing if not task.done()]
+        await _end(*late)
+        return len(generating) + len(late)
+
+    async def _close_sink(self) -> None:
+        try:
+            await self._sink.close()
+        except OnefillError as error:
+            self._note(error)
+
+    def _note(self, error: BaseException | None) -> None:
+        """Takes what ended the run: an error for the user, or a crash of ours."""
+        if isinstance(error, OnefillError):
+            self._tally.errors.add(str(error))
+            self._error = self._error or error
+        elif error:
+            self._crash = self._crash or error
 
     async def _admit_and_drain(self) -> None:
         await self._admit()
@@ -154,14 +190,14 @@ class Rollout:
                 return
             if isinstance(item, DataError):
                 room.release()
-                self._tally.rows_skipped += 1
+                self._tally.rows_skipped += self._options.on_error is OnError.SKIP
                 self._report(item)
                 continue
             group = self._group(item, admitted)
             permit = await self._budget.take(len(group.samples))
             admitted += 1
             task = asyncio.create_task(self._one(group, permit))
-            self._open.add(task)
+            self._open[task] = group
             task.add_done_callback(lambda done: self._closed(done, room))
 
     def _group(self, prompt: Prompt, number: int) -> Group:
@@ -169,12 +205,12 @@ class Rollout:
         return Group.of(prompt, options.group_size, options.sampling, id=f"{number}-{prompt.id}", needs=options.needs)
 
     def _closed(self, task: asyncio.Task[None], room: asyncio.Semaphore) -> None:
-        self._open.discard(task)
+        self._open.pop(task, None)
         room.release()
         if not self._open:
             self._none_open.set()
-        if not task.cancelled() and (crash := task.exception()):
-            self._crash = self._crash or crash
+        if not task.cancelled() and (error := task.exception()):
+            self._note(error)
             self._ending.set()
 
     async def _one(self, group: Group, permit: Permit) -> None:
@@ -186,10 +222,11 @@ class Rollout:
             group.error = str(error)
             group.move(GroupState.FAILED)
             self._tally.groups_failed += 1
-            self._report(error)
+            self._failed(error)
             return
         finally:
             permit.release()
+        self._failures_in_a_row = 0
         if self._rewards:
             await self._rewards.reward(group)
         group.move(GroupState.DONE)
@@ -198,6 +235,20 @@ class Rollout:
         self._on_group(group)
         await self._sink.drain()
 
+    def _failed(self, error: OnefillError) -> None:
+        """A group failed. Even where failures are skipped, a run that cannot succeed is not carried to its end."""
+        self._report(error)
+        if isinstance(error, DataError):
+            return
+        self._failures_in_a_row += 1
+        hopeless = isinstance(error, ConfigError) or self._failures_in_a_row >= _MOST_FAILURES_IN_A_ROW
+        if hopeless and not self._ending.is_set():
+            self._error = self._error or error
+            self._tally.warnings.add(
+                f"the run was ended: {self._failures_in_a_row} groups in a row failed without one that was done"
+            )
+            self._ending.set()
+
     def _report(self, error: OnefillError) -> None:
         self._tally.errors.add(str(error))
         if self._options.on_error is OnError.FAIL:
@@ -205,7 +256,7 @@ class Rollout:
             self._ending.set()
 
 
-async def _end(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
+async def _end(*tasks: asyncio.Task[Any]) -> None:
     """Cancels what still runs and waits until all of it has ended."""
     for task in tasks:
         task.cancel()

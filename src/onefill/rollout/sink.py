@@ -3,14 +3,16 @@
 Invariants:
 - Whole groups only, in the order in which they were delivered.
 - Memory is bounded: rows go to disk every `ROWS_A_WRITE` rows, off the event loop.
-- The file appears under its name only when it is complete and readable (a Parquet file without its footer is
-  not); until then it is `samples.parquet.part`. `close` completes it on every way out of a run.
+- The file appears under its name only when it is readable (a Parquet file without its footer is not) and holds
+  every group that was added; until then, and for ever after a failed write, it is `samples.parquet.part`.
+- A row that cannot be written as it is (a lone surrogate, a huge integer) is made writable; it costs no other row.
 - No media, no base64: of media a row holds a reference and a hash, inside `metadata`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,6 +87,9 @@ class ParquetSink:
     Args:
         directory: made if it is missing.
 
+    A file of an earlier run stays until this run's is complete; the earlier `summary.json` is removed at once, so
+    that the two are never of different runs.
+
     Raises:
         ConfigError: the directory cannot be written.
     """
@@ -94,12 +99,14 @@ class ParquetSink:
         self._part = directory / "samples.parquet.part"
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            (directory / "summary.json").unlink(missing_ok=True)
             self._writer = pq.ParquetWriter(self._part, SCHEMA, compression="zstd", use_dictionary=_REPEATING)
         except OSError as error:
             raise ConfigError(f"cannot write to {directory}: {error}; choose another --out") from error
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="onefill-sink")
         self._groups: list[Group] = []
         self._rows = 0
+        self._failed = False
 
     def add(self, group: Group) -> None:
         """Takes a delivered group. From here on it will be in the file."""
@@ -116,7 +123,11 @@ class ParquetSink:
             await self._submit(last=False)
 
     async def close(self) -> None:
-        """Writes what is left and gives the file its name. More calls do nothing."""
+        """Writes what is left and gives the file its name. More calls do nothing.
+
+        Raises:
+            InfraError: the disk refused.
+        """
         if self._writer.is_open:
             await self._submit(last=True)
             self._thread.shutdown(wait=False)
@@ -127,24 +138,33 @@ class ParquetSink:
         try:
             await asyncio.shield(writing)  # one thread, in order: a cancelled waiter leaves the write whole
         except (OSError, pa.ArrowException) as error:
-            raise InfraError(f"cannot write {self._part}: {error}; free the disk and run again") from error
+            raise InfraError(
+                f"cannot write {self._part}: {error}; what was written stays there; free the disk and run again"
+            ) from error
 
     def _write(self, groups: Sequence[Group], last: bool) -> None:
-        if groups:
-            self._writer.write_table(_table(groups))
-        if last:
-            self._writer.close()
+        try:
+            if groups and not self._failed:
+                self._writer.write_table(_table(groups))
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            if last:
+                self._writer.close()
+        if last and not self._failed:
             self._part.replace(self.path)
 
 
 def _table(groups: Sequence[Group]) -> pa.Table:
     rows = [(group, sample) for group in groups for sample in group.samples]
-    labels = {id(group): _text(group.prompt.label) for group in groups}
+    labels = {id(group): _label(group.prompt.label) for group in groups}
+    ids = {id(group): _text(group.id) for group in groups}
     metadata = {id(group): _metadata(group) for group in groups}
     samples = [sample for _, sample in rows]
     columns: dict[str, Any] = {
-        "group_id": [g.id for g, _ in rows],
-        "prompt_id": [(s.prompt or g.prompt).id for g, s in rows],
+        "group_id": [ids[id(g)] for g, _ in rows],
+        "prompt_id": [_text((s.prompt or g.prompt).id) for g, s in rows],
         "sample_index": [s.index for s in samples],
         "prompt_tokens": _lists([_prompt_tokens(g, s) for g, s in rows], np.int32),
         "response_tokens": _lists([s.tokens for s in samples], np.int32),
@@ -185,10 +205,15 @@ def _lists(arrays: Sequence[Any], dtype: type[np.generic]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=pa.list_(item))
 
 
-def _text(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return _json(value)
+def _label(value: Any) -> str | None:
+    if value is None:
+        return None
+    return _text(value) if isinstance(value, str) else _json(value)
+
+
+def _text(value: str) -> str:
+    """The string, with a question mark where it is no Unicode text (a lone surrogate, which UTF-8 cannot hold)."""
+    return value if value.isascii() else value.encode(errors="replace").decode()
 
 
 def _metadata(group: Group) -> str:
@@ -199,4 +224,8 @@ def _metadata(group: Group) -> str:
 
 
 def _json(value: Any) -> str:
-    return orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode()
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    try:
+        return orjson.dumps(value, default=str, option=options).decode()
+    except orjson.JSONEncodeError:  # an integer past 64 bits, a lone surrogate
+        return json.dumps(value, default=str, skipkeys=True)

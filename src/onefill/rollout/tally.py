@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onefill.plan import Form, Plan, Request
+from onefill.plan import Form, Request
 from onefill.types import Completion, FinishReason, Group
 
 __all__ = ["Moments", "Notes", "Tally", "saved_tokens"]
 
 _COPY_FROM_TOKENS = 8
-_MANY_COPIES = 8
+_ENOUGH_TO_COMPARE = 3
 
 
 def saved_tokens(request: Request, completions: Sequence[Completion]) -> int:
@@ -60,21 +60,29 @@ class Notes:
 
     most: int = 100
     _counts: dict[str, int] = field(default_factory=dict)
+    _texts: dict[str, str] = field(default_factory=dict)
     _more: int = 0
 
-    def add(self, message: str) -> bool:
-        """Takes a message; True where it is new and was kept."""
-        if message in self._counts:
-            self._counts[message] += 1
-            return False
-        if len(self._counts) >= self.most:
+    def add(self, message: str, *, key: str = "") -> None:
+        """Takes a message.
+
+        Args:
+            message: the line for the user.
+            key: what makes it the same as an earlier one, of which only the count grows; by default the message.
+        """
+        key = key or message
+        if key in self._counts:
+            self._counts[key] += 1
+        elif len(self._counts) >= self.most:
             self._more += 1
-            return False
-        self._counts[message] = 1
-        return True
+        else:
+            self._counts[key] = 1
+            self._texts[key] = message
 
     def lines(self) -> list[str]:
-        shown = [text if count == 1 else f"{text} ({count} times)" for text, count in self._counts.items()]
+        """One line a message, with how often it came."""
+        counted = ((self._texts[key], count) for key, count in self._counts.items())
+        shown = [text if count == 1 else f"{text} ({count} times)" for text, count in counted]
         return [*shown, f"... and {self._more} more"] if self._more else shown
 
     def __len__(self) -> int:
@@ -108,20 +116,18 @@ class Tally:
     errors: Notes = field(default_factory=Notes)
     _comparable: int = 0
 
-    def planned(self, plan: Plan) -> None:
-        """Counts a group's first plan, and tells once why native was not to be had."""
-        self.forms[str(plan.form)] += 1
-        for rule in plan.barred_by:
-            self.ineligible[rule.name] += 1
-        if plan.barred_by and self.asked in (Form.NATIVE, Form.SPLIT):
-            rule = plan.barred_by[0]
-            self.warnings.add(f"{self.asked} was asked for, but groups went out singly: {rule.name}: {rule.reason}")
+    def sent_as(self, form: Form, barred_by: Iterable[tuple[str, str]]) -> None:
+        """Books a group under what it was sent as in the end, and tells once why native was not to be had.
 
-    def fell_back(self, before: Form, rule: str) -> None:
-        """Moves a group that was sent as `before` to the singles, because of `rule`."""
-        self.forms[str(before)] -= 1
-        self.forms[str(Form.FANOUT)] += 1
-        self.ineligible[rule] += 1
+        Args:
+            form: native, split or fanout.
+            barred_by: names and reasons of the rules that kept it from native sampling.
+        """
+        self.forms[str(form)] += 1
+        for name, reason in barred_by:
+            self.ineligible[name] += 1
+            if self.asked in (Form.NATIVE, Form.SPLIT):
+                self.warnings.add(f"{self.asked} was asked for, but groups went out singly: {name}: {reason}")
 
     def answered(self, request: Request, completions: Sequence[Completion]) -> None:
         """Counts what one request cost in prompt tokens and what sharing saved."""
@@ -150,7 +156,7 @@ class Tally:
         seen.add(tokens)
 
     def _closing_warnings(self) -> Iterable[str]:
-        if self.duplicate_samples >= _MANY_COPIES and 2 * self.duplicate_samples > self._comparable:
+        if self._comparable >= _ENOUGH_TO_COMPARE and 2 * self.duplicate_samples > self._comparable:
             yield (
                 f"{self.duplicate_samples} of {self._comparable} samples are copies of an earlier one of their group "
                 "at temperature > 0: the engine is not sampling (deterministic mode with one seed? greedy decoding?) "
