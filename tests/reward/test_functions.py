@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +83,23 @@ async def test_note_30_a_lost_sample_has_no_reward_and_the_rest_of_the_group_doe
     assert group.samples[1].error == "the engine is gone"
 
 
+class UntellableError(Exception):
+    """An error that cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class Broken:
+    """A scalar whose device is gone."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def item(self) -> float:
+        raise self._error
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -85,6 +108,12 @@ async def test_note_30_a_lost_sample_has_no_reward_and_the_rest_of_the_group_doe
         (None, "returned None"),
         ("1", "returned str"),
         ({"score": 1}, "returned dict"),
+        (10**400, "returned a number too large for a float"),
+        (Fraction(10**400), "returned a number too large for a float"),
+        (Broken(RuntimeError("no device")), "returned Broken, which raised RuntimeError: no device"),
+        (Broken(SystemExit(3)), "returned Broken, which raised SystemExit(3)"),
+        (Broken(UntellableError()), "returned Broken, which raised UntellableError"),
+        (Broken(RuntimeError("\ud800")), "which raised RuntimeError: \\ud800"),
     ],
 )
 async def test_note_50_a_value_that_is_no_number_costs_its_own_sample_only(value: Any, reason: str) -> None:
@@ -94,6 +123,22 @@ async def test_note_50_a_value_that_is_no_number_costs_its_own_sample_only(value
     out = await scored(lambda texts: [1.0, value], finished(["ok", "bad"]), per_group=True)
     assert [o.value for o in out] == [1.0, None]
     assert reason in out[1].reason
+
+
+async def test_note_50_a_value_that_hangs_is_over_its_time() -> None:
+    release = threading.Event()
+
+    class Slow:
+        def item(self) -> float:
+            release.wait(20)
+            return 1.0
+
+    try:
+        out = await scored(lambda text: Slow() if text == "hang" else 1.0, finished(["a", "hang"]), limit=0.3)
+        assert [o.value for o in out] == [1.0, None]
+        assert "took longer than 0.3 s" in out[1].reason
+    finally:
+        release.set()
 
 
 @pytest.mark.parametrize(
@@ -171,11 +216,205 @@ async def test_note_34_after_too_many_hanging_calls_the_function_is_not_called_a
     assert out[0].value == 1.0
 
 
-async def test_an_exit_inside_a_reward_is_a_reason() -> None:
-    def f(text: str) -> float:
-        raise SystemExit(3)
+async def test_whatever_a_reward_raises_is_a_reason() -> None:
+    for error, reason in (
+        (SystemExit(3), "f raised SystemExit(3)"),
+        (KeyboardInterrupt(), "f raised KeyboardInterrupt()"),
+        (asyncio.CancelledError(), "f raised CancelledError()"),
+        (StopIteration(), "f raised StopIteration: "),
+        (UntellableError(), "f raised UntellableError"),
+        (RuntimeError("x" * 10_000), "f raised RuntimeError: " + "x" * 977),
+    ):
 
-    assert "SystemExit(3)" in (await scored(f, finished(["a"])))[0].reason
+        def f(text: str, error: BaseException = error) -> float:
+            raise error
+
+        async def g(text: str, error: BaseException = error) -> float:
+            raise error
+
+        for function in (f, g, partial(g)):
+            if function is not f and isinstance(error, StopIteration):
+                continue  # Python turns it into a RuntimeError inside a coroutine
+            assert [o.reason for o in await scored(function, finished(["a"]))] == [reason]
+
+
+async def test_a_label_that_cannot_be_text_costs_no_run() -> None:
+    class Label:
+        def __str__(self) -> str:
+            raise SystemExit(3)
+
+    for name in ("exact", "choice"):
+        (outcome,) = await Rewarder(parse(name)).score(finished(["a"], Label()))
+        assert outcome.reason == f"{name} raised SystemExit(3)"
+
+
+async def test_the_run_goes_on_while_a_coroutine_blocks() -> None:
+    async def f(text: str) -> float:
+        threading.Event().wait(0.5)
+        return 1.0
+
+    task = asyncio.ensure_future(scored(f, finished(["a", "b"]), limit=5))
+    late = 0.0
+    while not task.done():
+        before = time.monotonic()
+        await asyncio.sleep(0.01)
+        late = max(late, time.monotonic() - before)
+    assert late < 0.3
+    assert [o.value for o in task.result()] == [1.0, 1.0]  # one behind the other, each within its own time
+
+
+async def test_note_34_a_loop_that_is_blocked_is_given_up_and_replaced() -> None:
+    release = threading.Event()
+
+    async def f(text: str) -> float:
+        if text == "hang":
+            release.wait(20)  # never gives the loop back
+        return 1.0
+
+    rewarder = Rewarder(of_function(f, name="f"), time_limit_s=0.3, threads=8)
+    try:
+        started = time.monotonic()
+        out = await rewarder.score(finished(["a", "hang", "hang", "hang", "b"]))
+        assert time.monotonic() - started < 5  # not the limit once for each
+        assert [o.value for o in out] == [1.0, None, None, None, 1.0]
+        assert out[1].reason == "f took longer than 0.3 s and was given up"
+        assert [o.value for o in await rewarder.score(finished(["c"]))] == [1.0]
+    finally:
+        release.set()
+        await rewarder.aclose()
+
+
+async def test_note_34_after_too_many_blocked_loops_the_function_is_not_called_again() -> None:
+    release = threading.Event()
+
+    async def f(text: str) -> float:
+        release.wait(20)
+        return 1.0
+
+    rewarder = Rewarder(of_function(f, name="f"), time_limit_s=0.1, threads=2)
+    try:
+        for _ in range(3):
+            await rewarder.score(finished(["a", "b"]))
+        before = threading.active_count()
+        out = await rewarder.score(finished(["c"]))
+        assert "earlier calls never returned" in out[0].reason
+        assert threading.active_count() == before
+    finally:
+        release.set()
+    for _ in range(200):
+        await asyncio.sleep(0.02)
+        out = await rewarder.score(finished(["d"]))
+        if out[0].value == 1.0:
+            break
+    assert out[0].value == 1.0
+
+
+async def test_a_task_that_blocks_the_loop_behind_its_call_does_not_hang_the_next_one() -> None:
+    release = threading.Event()
+
+    async def block() -> None:
+        await asyncio.sleep(0.01)
+        release.wait(20)
+
+    tasks = []
+
+    async def f(text: str) -> float:
+        if text == "leave":
+            tasks.append(asyncio.ensure_future(block()))
+        return 1.0
+
+    rewarder = Rewarder(of_function(f, name="f"), time_limit_s=0.3)
+    try:
+        assert [o.value for o in await rewarder.score(finished(["leave"]))] == [1.0]
+        await asyncio.sleep(0.1)
+        assert [o.value for o in await rewarder.score(finished(["a"]))] == [1.0]
+    finally:
+        release.set()
+
+
+async def test_coroutines_share_a_loop_that_survives_what_they_do_to_it() -> None:
+    loops = set()
+
+    async def f(text: str) -> float:
+        loop = asyncio.get_running_loop()
+        loops.add(loop)
+        loop.call_soon(lambda: sys.exit(3))
+        loop.stop()
+        await asyncio.sleep(0.01)
+        return 1.0
+
+    assert [o.value for o in await scored(f, finished(["a", "b", "c"]))] == [1.0] * 3
+    assert len(loops) == 1
+    assert asyncio.get_running_loop() not in loops
+
+
+async def test_threads_are_used_again_and_end_with_the_rewarder() -> None:
+    seen = set()
+
+    def f(text: str) -> float:
+        seen.add(threading.current_thread())
+        return 1.0
+
+    rewarder = Rewarder(of_function(f, name="f"))
+    for _ in range(50):
+        await rewarder.score(finished(["a", "b"]))
+    assert len(seen) <= 6  # two at once, and some room for one that is just coming back
+    await rewarder.aclose()
+    for thread in seen:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+async def test_the_threads_of_a_forgotten_rewarder_end() -> None:
+    async def f(text: str) -> float:
+        threads.add(threading.current_thread())
+        return 1.0
+
+    def g(text: str) -> float:
+        threads.add(threading.current_thread())
+        return 1.0
+
+    threads: set[threading.Thread] = set()
+    await scored(f, finished(["a"]))
+    await scored(g, finished(["a"]))
+    gc.collect()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 5)
+        assert not thread.is_alive()
+
+
+def test_nothing_that_hangs_keeps_the_interpreter_from_ending() -> None:
+    code = textwrap.dedent("""
+        import asyncio, time
+        from onefill.reward import Rewarder, of_function
+        from tests.reward.groups import finished
+
+        async def blocks(text):
+            time.sleep(600)
+
+        async def stubborn(text):
+            while True:
+                try:
+                    await asyncio.sleep(600)
+                except asyncio.CancelledError:
+                    pass
+
+        async def in_a_thread(text):
+            await asyncio.to_thread(time.sleep, 600)
+
+        def sync(text):
+            time.sleep(600)
+
+        async def main():
+            for function in (blocks, stubborn, in_a_thread, sync):
+                rewarder = Rewarder(of_function(function, name="f"), time_limit_s=0.1)
+                (outcome,) = await rewarder.score(finished(["a"]))
+                assert "took longer" in outcome.reason, outcome
+                await rewarder.aclose()
+
+        asyncio.run(main())
+    """)
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
 
 
 async def test_cancelling_passes_through() -> None:

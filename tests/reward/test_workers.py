@@ -3,80 +3,138 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import psutil
 import pytest
+import uvloop
 from reasoning_gym.factory import create_dataset
 
-from onefill.reward import Rewarder, parse
+from onefill.reward import Rewarder, RewardOutcome, parse
+from onefill.reward.pool import WorkerPool
 from tests.reward.groups import finished
 
 HANGS = "$9^{9^{9^{9}}}$"
 
 
 @pytest.fixture
-async def math() -> AsyncIterator[Rewarder]:
+async def verifier() -> AsyncIterator[Rewarder]:
     rewarder = Rewarder(parse("math"), time_limit_s=2.0, workers=2)
     yield rewarder
     await rewarder.aclose()
 
 
-async def test_math_sees_equal_expressions(math: Rewarder) -> None:
+async def test_math_sees_equal_expressions(verifier: Rewarder) -> None:
     group = finished([r"so \boxed{\frac{2}{4}}", "it is 0.5", "$1/2$", "2", "no number"], r"\frac{1}{2}")
-    assert [o.value for o in await math.score(group)] == [1.0, 1.0, 1.0, 0.0, 0.0]
-    assert (await math.score(finished(["#### 42"], "long\n#### 42")))[0].value == 1.0
+    assert [o.value for o in await verifier.score(group)] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert (await verifier.score(finished(["#### 42"], "long\n#### 42")))[0].value == 1.0
 
 
-async def test_a_label_that_is_no_mathematics_is_a_reason_and_not_a_zero(math: Rewarder) -> None:
-    (outcome,) = await math.score(finished(["5"], "???"))
+async def test_a_label_that_is_no_mathematics_is_a_reason_and_not_a_zero(verifier: Rewarder) -> None:
+    (outcome,) = await verifier.score(finished(["5"], "???"))
     assert outcome.value is None
     assert "is not a mathematical expression" in outcome.reason
-    assert "--label-key" in (await math.score(finished(["5"], None)))[0].reason
+    assert "--label-key" in (await verifier.score(finished(["5"], None)))[0].reason
 
 
-async def test_note_34_a_hanging_verifier_is_killed_and_the_others_are_scored(math: Rewarder) -> None:
-    await math.score(finished(["5"], "5"))
-    before = math.pool.pids
-    out = await math.score(finished(["5", HANGS, "6"], "5"))
+async def test_note_34_a_hanging_verifier_is_killed_and_the_others_are_scored(verifier: Rewarder) -> None:
+    await verifier.score(finished(["5"], "5"))
+    before = verifier.pool.pids
+    out = await verifier.score(finished(["5", HANGS, "6"], "5"))
     assert [o.value for o in out] == [1.0, None, 0.0]
     assert out[1].reason == "math took longer than 2 s and was stopped"
-    assert not set(before) & set(math.pool.pids)
+    assert not set(before) & set(verifier.pool.pids)
     assert not psutil.pid_exists(before[0]) or psutil.Process(before[0]).status() == psutil.STATUS_ZOMBIE
 
 
-async def test_note_30_a_verifier_that_dies_costs_one_sample(math: Rewarder) -> None:
-    await math.score(finished(["5"], "5"))
-    task = asyncio.ensure_future(math.score(finished([HANGS, "5"], "5")))
+async def test_note_34_hanging_calls_of_one_group_are_spread_over_the_workers() -> None:
+    rewarder = Rewarder(parse("math"), time_limit_s=1.0, workers=4)
+    try:
+        await rewarder.score(finished(["5"], "5"))
+        running, most = 0, 0
+        on_one = rewarder.pool._on_one
+
+        async def counted(calls: Any) -> Any:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            try:
+                return await on_one(calls)
+            finally:
+                running -= 1
+
+        rewarder.pool._on_one = counted  # type: ignore[method-assign]
+        out = await rewarder.score(finished([HANGS] * 5 + ["5"], "5"))
+        assert [o.value for o in out] == [None] * 5 + [1.0]
+        assert most >= 3
+    finally:
+        await rewarder.aclose()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+async def test_note_50_a_score_that_is_no_finite_number_is_a_failure_with_a_reason(value: float) -> None:
+    outcome = WorkerPool(kind="math", size=1, time_limit_s=1)._outcome({"value": value})
+    assert outcome.value is None
+    assert outcome.reason == f"math returned {value}: return a finite number"
+    with pytest.raises(ValueError, match="finite"):
+        RewardOutcome(value)
+
+
+async def test_a_worker_that_cannot_be_started_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    (outcome,) = await Rewarder(parse("math")).score(finished(["5"], "5"))
+    assert "cannot start" in outcome.reason
+
+
+async def test_note_30_a_verifier_that_dies_costs_one_sample(verifier: Rewarder) -> None:
+    await verifier.score(finished(["5"], "5"))
+    task = asyncio.ensure_future(verifier.score(finished([HANGS, "5"], "5")))
     await asyncio.sleep(0.3)
-    for pid in math.pool.pids:
+    for pid in verifier.pool.pids:
         os.kill(pid, signal.SIGKILL)
     first, second = await task
     assert "died" in first.reason
     assert second.value == 1.0
 
 
-async def test_a_cancelled_group_leaves_no_busy_worker(math: Rewarder) -> None:
-    await math.score(finished(["5"], "5"))
-    task = asyncio.ensure_future(math.score(finished([HANGS], "5")))
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_worker_that_was_killed_while_idle_costs_nobody(run: Callable[[Any], Any]) -> None:
+    async def main() -> list[RewardOutcome]:
+        rewarder = Rewarder(parse("math"), workers=1)
+        try:
+            await rewarder.score(finished(["5"], "5"))
+            os.kill(rewarder.pool.pids[0], signal.SIGKILL)
+            await asyncio.sleep(0.3)
+            return await rewarder.score(finished(["5", "6"], "5"))
+        finally:
+            await rewarder.aclose()
+
+    assert [o.value for o in run(main())] == [1.0, 0.0]
+
+
+async def test_a_cancelled_group_leaves_no_busy_worker(verifier: Rewarder) -> None:
+    await verifier.score(finished(["5"], "5"))
+    task = asyncio.ensure_future(verifier.score(finished([HANGS], "5")))
     await asyncio.sleep(0.2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (await math.score(finished(["5"], "5")))[0].value == 1.0
+    assert (await verifier.score(finished(["5"], "5")))[0].value == 1.0
 
 
-async def test_nothing_is_left_after_closing(math: Rewarder) -> None:
-    await math.score(finished(["5"], "5"))
-    pids = math.pool.pids
+async def test_nothing_is_left_after_closing(verifier: Rewarder) -> None:
+    await verifier.score(finished(["5"], "5"))
+    pids = verifier.pool.pids
     assert pids
-    await math.aclose()
+    await verifier.aclose()
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 

@@ -3,7 +3,8 @@
 Invariants:
 - At most `size` workers, started when first needed. A worker has one list of calls at a time.
 - The time limit is for each call. A worker that is over it, that died, or whose caller was cancelled is killed
-  and never used again; the calls behind the failed one go to the next worker.
+  and never used again; the calls behind the failed one are spread over the workers, so that a group of hanging
+  calls does not take the limit once for each.
 - After `aclose` no process is left.
 """
 
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onefill.reward.call import RewardOutcome
+from onefill.reward.call import RaisedError, RewardOutcome, outcome_of
 
 __all__ = ["WorkerPool"]
 
@@ -46,9 +47,11 @@ class WorkerPool:
     def __init__(self, *, kind: str, size: int, time_limit_s: float) -> None:
         self._kind = kind
         self._time_limit_s = time_limit_s
+        self._size = size
         self._slots = asyncio.Semaphore(size)
         self._idle: list[_Worker] = []
         self._alive: set[_Worker] = set()
+        self._ending: set[_Worker] = set()
         self._closed = False
 
     @property
@@ -58,21 +61,37 @@ class WorkerPool:
 
     async def score(self, calls: Sequence[Call]) -> list[RewardOutcome]:
         """An outcome for each call, in order. Only cancellation raises."""
-        outcomes: list[RewardOutcome] = []
         async with self._slots:
-            while len(outcomes) < len(calls):
-                try:
-                    body = pickle.dumps(list(calls[len(outcomes) :]))
-                except Exception as error:  # noqa: BLE001  any object of the user's may refuse
-                    reason = f"{self._kind}: the label or metadata cannot be sent to a worker ({error})"
-                    return [*outcomes, *[RewardOutcome.failed(reason)] * (len(calls) - len(outcomes))]
-                try:
-                    worker = self._idle.pop() if self._idle else await self._start()
-                except _StartError as error:
-                    reason = f"{self._kind}: {error}"
-                    return [*outcomes, *[RewardOutcome.failed(reason)] * (len(calls) - len(outcomes))]
-                await self._run(worker, body, len(calls), outcomes)
+            outcomes = await self._on_one(calls)
+        rest = calls[len(outcomes) :]
+        if not rest:
+            return outcomes
+        share = -(-len(rest) // self._size)
+        parts = [rest[i : i + share] for i in range(0, len(rest), share)]
+        return outcomes + [one for part in await asyncio.gather(*map(self.score, parts)) for one in part]
+
+    async def _on_one(self, calls: Sequence[Call]) -> list[RewardOutcome]:
+        """The outcomes of the first calls, as many as one worker lives for: one at least."""
+        try:
+            body = pickle.dumps(list(calls))
+        except Exception as error:  # noqa: BLE001  any object of the user's may refuse
+            reason = f"{self._kind}: the label or metadata cannot be sent to a worker ({RaisedError.of(error)})"
+            return [RewardOutcome.failed(reason)] * len(calls)
+        try:
+            worker = self._idle_one() or await self._start()
+        except _StartError as error:
+            return [RewardOutcome.failed(f"{self._kind}: {error}")] * len(calls)
+        outcomes: list[RewardOutcome] = []
+        await self._run(worker, body, len(calls), outcomes)
         return outcomes
+
+    def _idle_one(self) -> _Worker | None:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.alive:
+                return worker
+            self._end(worker)  # it was killed while it had nothing to do: no sample's fault
+        return None
 
     async def _run(self, worker: _Worker, body: bytes, count: int, outcomes: list[RewardOutcome]) -> None:
         """Collects replies until all are there or one is lost; the worker goes back, or is killed."""
@@ -93,18 +112,20 @@ class WorkerPool:
             if sound and not self._closed:
                 self._idle.append(worker)
             else:
-                self._alive.discard(worker)
-                worker.kill()
+                self._end(worker)
 
     def _outcome(self, reply: dict[str, Any]) -> RewardOutcome:
         if "value" in reply:
-            return RewardOutcome(float(reply["value"]))
+            return outcome_of(reply["value"], self._kind)
         return RewardOutcome.failed(f"{self._kind}: {reply['error']}")
 
     async def _start(self) -> _Worker:
         if self._closed:
             raise _StartError("the rewarder was closed")
-        worker = await _Worker.start(self._kind)
+        try:
+            worker = await _Worker.start(self._kind)
+        except OSError as error:
+            raise _StartError(f"its worker process cannot start ({error})") from None
         self._alive.add(worker)
         try:
             async with asyncio.timeout(_START_LIMIT_S):
@@ -112,8 +133,7 @@ class WorkerPool:
             if "error" in reply:
                 raise _StartError(f"its worker process cannot start ({reply['error']})")
         except BaseException as error:
-            self._alive.discard(worker)
-            worker.kill()
+            self._end(worker)
             if isinstance(error, TimeoutError):
                 raise _StartError(f"its worker process was not ready after {_START_LIMIT_S:g} s") from None
             if isinstance(error, _GONE):
@@ -124,12 +144,15 @@ class WorkerPool:
     async def aclose(self) -> None:
         """Kills every worker and waits for its end."""
         self._closed = True
-        workers = list(self._alive)
-        self._alive.clear()
         self._idle.clear()
-        for worker in workers:
-            worker.kill()
-        await asyncio.gather(*(worker.wait() for worker in workers))
+        for worker in list(self._alive):
+            self._end(worker)
+        await asyncio.gather(*(worker.wait() for worker in self._ending))
+
+    def _end(self, worker: _Worker) -> None:
+        self._alive.discard(worker)
+        self._ending = {one for one in self._ending if not one.ended} | {worker}
+        worker.kill()
 
 
 class _Worker:
@@ -155,8 +178,19 @@ class _Worker:
         )
         return cls(process)
 
+    @property
+    def ended(self) -> bool:
+        return self._process.returncode is not None
+
+    @property
+    def alive(self) -> bool:
+        assert self._process.stdin is not None
+        return not self.ended and not self._process.stdin.is_closing()
+
     def send(self, body: bytes) -> None:
         assert self._process.stdin is not None
+        if not self.alive:  # uvloop raises RuntimeError where asyncio is silent
+            raise BrokenPipeError
         self._process.stdin.write(struct.pack("<I", len(body)) + body)
 
     async def receive(self) -> dict[str, Any]:
@@ -172,4 +206,7 @@ class _Worker:
             self._process.kill()
 
     async def wait(self) -> None:
+        assert self._process.stdout is not None
         await self._process.wait()
+        with contextlib.suppress(*_GONE):
+            await self._process.stdout.read()  # its pipes close a turn later than it ends, maybe after the loop

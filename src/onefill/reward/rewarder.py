@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from onefill.reward.call import RewardInput, RewardOutcome, input_of, outcome_of
+from onefill.reward.call import RaisedError, RewardInput, RewardOutcome, input_of, outcome_of
 from onefill.reward.parse import Place, Reward, parse
 from onefill.reward.pool import WorkerPool
 from onefill.reward.threads import AbandonedError, OverTimeError, UserCalls
@@ -67,7 +68,7 @@ class Rewarder:
         return self._pool
 
     async def reward(self, group: Group) -> None:
-        """Fills in `reward` of every sample, or None and the reason in `error`."""
+        """Fills in `reward` of every sample, or None and the reason in `reward_error`."""
         for sample, outcome in zip(group.samples, await self.score(group), strict=True):
             sample.reward = outcome.value
             if outcome.reason and sample.status.finished:
@@ -86,13 +87,14 @@ class Rewarder:
         ]
 
     async def aclose(self) -> None:
-        """Ends the worker processes."""
+        """Ends the worker processes and the idle threads."""
+        self._calls.close()
         await self._pool.aclose()
 
     async def _score(self, inputs: Sequence[RewardInput]) -> list[RewardOutcome]:
         reward = self._reward
         if reward.place is Place.INLINE:
-            return await asyncio.get_running_loop().run_in_executor(None, _checked, reward, inputs)
+            return await self._calls.own(partial(_checked, reward, inputs))  # type: ignore[no-any-return]
         if reward.place is Place.WORKER:
             return await self._worked(inputs)
         if reward.per_group:
@@ -109,40 +111,55 @@ class Rewarder:
         )
 
     async def _one(self, call: RewardInput) -> RewardOutcome:
-        value, reason = await self._called([call])
-        return RewardOutcome.failed(reason) if reason else outcome_of(value, self._reward.name)
+        name = self._reward.name
+        (outcome,) = await self._called([call], lambda value: [outcome_of(value, name)])
+        return outcome
 
     async def _group(self, inputs: Sequence[RewardInput]) -> list[RewardOutcome]:
         name, want = self._reward.name, len(inputs)
-        values, reason = await self._called(inputs)
-        if not reason and not _is_list(values):
-            reason = f"{name} returned {type(values).__name__}: a group reward returns a list of {want} numbers"
-        elif not reason and len(values) != want:
-            reason = f"{name} returned {len(values)} rewards for {want} samples"
-        if reason:
-            return [RewardOutcome.failed(reason)] * want
-        return [outcome_of(values[i], name) for i in range(want)]
+        return await self._called(inputs, lambda values: _outcomes(values, name, want))
 
-    async def _called(self, inputs: Sequence[RewardInput]) -> tuple[Any, str]:
-        """What the user's function returned, or why it did not."""
+    async def _called(
+        self, inputs: Sequence[RewardInput], finish: Callable[[Any], list[RewardOutcome]]
+    ) -> list[RewardOutcome]:
+        """What `finish` makes of what the user's function returned, or why it did not, for each input."""
         reward = self._reward
         assert reward.function is not None
         assert reward.arguments is not None
         args, kwargs = reward.arguments(inputs)
         try:
-            value = await self._calls.call(reward.function, args, kwargs, coroutine=reward.coroutine)
+            return await self._calls.call(  # type: ignore[no-any-return]
+                reward.function, args, kwargs, coroutine=reward.coroutine, finish=finish
+            )
         except OverTimeError:
-            return None, f"{reward.name} took longer than {self._time_limit_s:g} s and was given up"
+            reason = f"{reward.name} took longer than {self._time_limit_s:g} s and was given up"
         except AbandonedError as error:
-            return None, f"{reward.name}: {error}"
-        except Exception as error:  # noqa: BLE001  the user's code; its failure is this sample's, not the run's
-            return None, f"{reward.name} raised {type(error).__name__}: {error}"
-        return value, ""
+            reason = f"{reward.name}: {error}"
+        except RaisedError as error:
+            reason = f"{reward.name} raised {error}"
+        return [RewardOutcome.failed(reason)] * len(inputs)
 
 
 def _checked(reward: Reward, inputs: Sequence[RewardInput]) -> list[RewardOutcome]:
     assert reward.check is not None
-    return [reward.check(call) for call in inputs]
+    outcomes = []
+    for call in inputs:
+        try:
+            outcomes.append(reward.check(call))
+        except BaseException as error:  # noqa: BLE001  a label of the user's that cannot be made text
+            outcomes.append(RewardOutcome.failed(f"{reward.name} raised {RaisedError.of(error)}"))
+    return outcomes
+
+
+def _outcomes(values: Any, name: str, want: int) -> list[RewardOutcome]:
+    """What a group reward returned, checked."""
+    if not _is_list(values):
+        reason = f"{name} returned {type(values).__name__}: a group reward returns a list of {want} numbers"
+    elif len(values) != want:
+        reason = f"{name} returned {len(values)} rewards for {want} samples"
+    else:
+        return [outcome_of(values[i], name) for i in range(want)]
+    return [RewardOutcome.failed(reason)] * want
 
 
 def _because(error: str) -> str:
