@@ -60,6 +60,12 @@ def test_a_restored_reading_goes_on_as_if_it_had_not_stopped(seed: int | None, c
             assert seen(rest) == seen(whole[cut + 1 :])
 
 
+def test_a_repeated_id_reads_the_same_after_restoring(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [{"prompt": "x", "id": i} for i in ("a", "b", "a")])
+    whole = list(open_files([path]).read())
+    assert seen(list(open_files([path]).read(whole[1].cursor))) == seen(whole[2:]) == ["a"]
+
+
 def test_every_row_comes_once_an_epoch_and_epochs_differ(tmp_path: Path) -> None:
     items = list(open_files(mixed(tmp_path), shuffle_seed=3, epochs=2).read())
     first, second = ([i.prompt.text for i in part if i.prompt] for part in (items[:433], items[433:]))

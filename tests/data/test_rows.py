@@ -18,8 +18,7 @@ from tests.data.rows_helpers import write_jsonl, write_parquet
 
 
 def read_one(row: Any, **fields: str) -> Prompt:
-    prompt, _ = prompt_from_row(row, fields=Fields(**fields), default_id="f-1", base=Path("/nowhere"))
-    return prompt
+    return prompt_from_row(row, fields=Fields(**fields), default_id="f-1", base=Path("/nowhere"))
 
 
 def items(path: Path, **fields: str) -> list[Item]:
@@ -195,9 +194,61 @@ def test_nan_in_metadata_is_read_as_python_writes_it(tmp_path: Path) -> None:
     assert items(write_jsonl(tmp_path / "n.jsonl", [{"prompt": "x", "score": float("nan")}]))[0].prompt
 
 
-def test_repeated_ids_are_noticed(tmp_path: Path) -> None:
+def nested(depth: int) -> Any:
+    value: Any = "x"
+    for i in range(depth):
+        value = [value] if i % 2 == 0 else {"k": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "reason"),
+    [
+        ({"prompt": "half \ud83d"}, "prompt", "half a surrogate pair, \\ud83d, at character 6"),
+        ({"prompt": "x", "label": "\udc00"}, "label", "half a surrogate pair"),
+        ({"prompt": "x", "id": "\udc00"}, "id", "half a surrogate pair"),
+        ({"prompt": [{"role": "user", "content": "\udc00"}]}, "prompt[0].content", "half a surrogate pair"),
+        ({"prompt": "x", "metadata": {"a": [1, "\udc00"]}}, "metadata.a[1]", "half a surrogate pair"),
+        ({"prompt": "x", "\udc00": 1}, "\\udc00", "half a surrogate pair"),
+        ({"prompt": "x", "images": ["\udc00.png"]}, "images[0]", "half a surrogate pair"),
+        ({"prompt": "x", "label": 2**64}, "label", "an integer beyond 64 bits (18446744073709551616)"),
+        ({"prompt": "x", "label": 2**64, "n": float("nan")}, "label", "an integer beyond 64 bits"),
+        ({"prompt": "x", "meta": {"seeds": [1, -(2**63) - 1]}}, "meta.seeds[1]", "an integer beyond 64 bits"),
+        ({"prompt": "x", "label": 10**4000}, "label", "an integer beyond 64 bits"),
+        ({"prompt": "x", "label": nested(300)}, "label", "nested more than 200 deep"),
+        ({"prompt": "x", "metadata": nested(300)}, "metadata", "nested more than 200 deep"),
+        ({"prompt": "x", "else": nested(900)}, "else", "nested more than 200 deep"),
+        ({"prompt": [{"role": "user", "content": "x", "k": nested(300)}]}, "prompt", "nested more than 200 deep"),
+    ],
+)
+def test_what_could_not_be_written_later_is_refused_where_it_is_read(
+    tmp_path: Path, row: Any, field: str, reason: str
+) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [{"prompt": "first"}, row])
+    _, second = items(path)
+    assert isinstance(second.error, RowError)
+    assert (second.error.number, second.error.field) == (2, field)
+    assert reason in second.error.reason
+    str(second.error).encode()
+
+
+def test_an_integer_of_more_digits_than_python_reads_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(f'{{"prompt": "x", "label": 1{"0" * 5000}, "n": NaN}}\n')
+    assert "field label: is an integer beyond 64 bits" in str(items(path)[0].error)
+
+
+def test_large_numbers_that_can_be_written_are_read_as_they_are(tmp_path: Path) -> None:
+    for label in (2**64 - 1, -(2**63), 1e30, 2.0**63):
+        (item,) = items(write_jsonl(tmp_path / "d.jsonl", [{"prompt": "x", "label": label}]))
+        assert item.prompt is not None
+        assert item.prompt.label == label
+        assert type(item.prompt.label) is type(label)
+
+
+def test_two_rows_may_share_an_id(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "d.jsonl", [{"prompt": "a", "id": "q"}, {"prompt": "b", "id": "q"}])
-    assert "'q' was seen before" in str(items(path)[1].error)
+    assert [item.prompt.id for item in items(path) if item.prompt] == ["q", "q"]
 
 
 def test_a_bad_row_of_parquet_is_named_by_row(tmp_path: Path) -> None:

@@ -30,6 +30,14 @@ def test_a_task_restores_to_the_same_questions_across_datasets(monkeypatch: pyte
         assert [item.prompt.messages for item in rest if item.prompt] == texts[cut + 1 :]
 
 
+def test_a_question_that_could_not_be_written_is_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [{"question": "?", "answer": "1", "metadata": {"seed": seed}} for seed in (1, 2**64, 3)]
+    monkeypatch.setattr(tasks_module.TaskSource, "_create", lambda self, chunk: entries)
+    first, second, third = itertools.islice(open_task("chain_sum").read(), 3)
+    assert first.prompt and third.prompt
+    assert "question 2, field metadata.reasoning_gym.metadata.seed: is an integer beyond 64 bits" in str(second.error)
+
+
 def test_seeds_give_streams_that_do_not_meet() -> None:
     first, second = (
         {str(i.prompt.messages) for i in itertools.islice(open_task("chain_sum", seed=s).read(), 50) if i.prompt}

@@ -162,17 +162,30 @@ def test_ids_of_the_row_are_not_touched(bare: Tokenizer) -> None:
     assert tokenize(prompt, bare, chat=True) is prompt
 
 
-def test_what_cannot_be_encoded_says_what_to_do(tokenizer: Tokenizer, bare: Tokenizer, tmp_path: Path) -> None:
-    chat = Prompt(id="q", messages=({"role": "user", "content": "x"},))
+def test_what_no_row_could_cure_says_what_to_do(bare: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no chat template"):
-        tokenize(chat, bare)
-    with pytest.raises(ConfigError, match="drop --raw"):
-        tokenize(chat, tokenizer, chat=False)
+        tokenize(Prompt(id="q", text="x"), bare, chat=True)
     with pytest.raises(ConfigError, match="drop --system"):
         tokenize(Prompt(id="q", text="x"), bare, system="y")
     refusing = Tokenizer.load(build(tmp_path / "l3", template=LLAMA3))
     with pytest.raises(DataError, match="no role tool"):
         refusing.chat([{"role": "tool", "content": "x"}])
+
+
+def test_a_prompt_that_cannot_be_encoded_is_its_rows_fault_and_is_named(
+    tokenizer: Tokenizer, bare: Tokenizer, tmp_path: Path
+) -> None:
+    chat = Prompt(id="q7", messages=({"role": "user", "content": "x"},))
+    with pytest.raises(DataError, match=r"prompt q7: .*no chat template"):
+        tokenize(chat, bare)
+    with pytest.raises(DataError, match=r"prompt q7: .*drop --raw"):
+        tokenize(chat, tokenizer, chat=False)
+    refusing = Tokenizer.load(build(tmp_path / "l3", template=LLAMA3))
+    with pytest.raises(DataError, match=r"prompt q7: .*no role tool"):
+        tokenize(Prompt(id="q7", messages=({"role": "tool", "content": "x"},)), refusing)
+    for model in (tokenizer, bare):
+        with pytest.raises(DataError, match=r"prompt q7: .*cannot be encoded"):
+            tokenize(Prompt(id="q7", text="\ud800"), model)
 
 
 def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Cursor:
         row: records that lie before `offset` in the file (lines, blank ones too, or Parquet rows); for a task,
             the index of the next question.
         offset: byte (JSON lines), or batch (Parquet), where the current block begins.
-        taken: items of the current block that were given; always 0 where nothing is shuffled.
+        taken: items of the current block that were given, in the order in which they are given; 0 for a task.
         good: whether this epoch has given a usable prompt yet (an epoch without any ends the reading).
     """
 

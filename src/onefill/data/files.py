@@ -1,7 +1,9 @@
 """Prompts from files: JSON lines and Parquet, several of them, shuffled, over epochs.
 
 Invariants:
-- Memory is one block of rows and a bounded window of ids, whatever the size of the data.
+- Memory is one block of rows, whatever the size of the data.
+- Ids are labels: two rows may share one. Nothing that was read before changes what a row gives, or a restored
+  reading would differ.
 - Shuffling draws the order of files, of Parquet row groups, and of the rows within blocks of up to 8,192 rows
   from (seed, epoch) alone; it never looks at the whole file first. A row moves at most one block.
 - The cursor names block and item, so a restored reading reads one block again and gives what was left of it.
@@ -10,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +27,6 @@ from onefill.errors import ConfigError, DataError
 from onefill.types import Prompt
 
 __all__ = ["FileSource"]
-
-_ID_WINDOW = 65_536
 
 
 class FileSource:
@@ -78,12 +77,11 @@ class FileSource:
 
     def _read(self, at: Cursor) -> Iterator[Item]:
         while self._epochs is None or at.epoch < self._epochs:
-            ids = _RecentIds()
             order = self._order(at.epoch)
             for place in range(at.file, len(order)):
                 fresh = at.offset == 0 and at.taken == 0
                 try:
-                    for item in self._read_file(order[place], at, ids):
+                    for item in self._read_file(order[place], at):
                         at, fresh = item.cursor, False
                         yield item
                 except DataError as error:  # the file breaks off: the files behind it may be fine
@@ -101,14 +99,14 @@ class FileSource:
             return list(range(len(self._files)))
         return permutation(len(self._files), self._seed, epoch, "files")
 
-    def _read_file(self, index: int, at: Cursor, ids: _RecentIds) -> Iterator[Item]:
+    def _read_file(self, index: int, at: Cursor) -> Iterator[Item]:
         file, label = self._files[index], self._labels[index]
         key = None if self._seed is None else (self._seed, at.epoch)
         taken, good = at.taken, at.good
         for block in file.blocks(window=self._window, offset=at.offset, row=at.row, key=key):
             records = self._arranged(block, at.epoch, label)
             for place in range(taken, len(records)):
-                result = self._prompt(file, label, records[place], at.epoch, ids)
+                result = self._prompt(file, label, records[place], at.epoch)
                 good = good or isinstance(result, Prompt)
                 cursor = replace(at, row=block.row, offset=block.offset, taken=place + 1, good=good)
                 if isinstance(result, Prompt):
@@ -123,20 +121,18 @@ class FileSource:
         order = permutation(len(block.records), self._seed, epoch, label, block.offset)
         return [block.records[i] for i in order]
 
-    def _prompt(self, file: DataFile, label: str, record: Record, epoch: int, ids: _RecentIds) -> Prompt | RowError:
+    def _prompt(self, file: DataFile, label: str, record: Record, epoch: int) -> Prompt | RowError:
         try:
             if record.error is not None:
                 raise record.error
             row: Any = file.decode(record)
-            prompt, own_id = prompt_from_row(
+            return prompt_from_row(
                 row,
                 fields=self._fields,
                 default_id=f"{label}-{record.number}",
                 base=file.path.parent,
                 epoch=epoch,
             )
-            if own_id and not ids.add(prompt.id):
-                raise FieldError("id", f"{prompt.id!r} was seen before", "ids must be unique, or leave them out")
         except FieldError as error:
             return RowError(
                 file=str(file.path),
@@ -146,26 +142,6 @@ class FileSource:
                 reason=error.reason,
                 hint=error.hint,
             )
-        return prompt
-
-
-class _RecentIds:
-    """The last 65,536 ids, as hashes: enough to notice a file of repeated ids, in bounded memory."""
-
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
-        self._order: deque[int] = deque()
-
-    def add(self, identity: str) -> bool:
-        """True where it is new."""
-        mark = hash(identity)
-        if mark in self._seen:
-            return False
-        self._seen.add(mark)
-        self._order.append(mark)
-        if len(self._order) > _ID_WINDOW:
-            self._seen.remove(self._order.popleft())
-        return True
 
 
 def _behind(at: Cursor, place: int) -> Cursor:

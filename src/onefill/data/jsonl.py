@@ -17,6 +17,7 @@ import orjson
 
 from onefill.data.block import Block, Record, Window
 from onefill.data.errors import FieldError
+from onefill.data.plain import check_plain, holds_huge_float
 from onefill.errors import DataError
 
 __all__ = ["MAX_LINE", "JsonLines"]
@@ -83,26 +84,36 @@ class JsonLines:
     def decode(self, record: Record) -> Any:
         """The JSON value of a line. NaN and Infinity, which Python writes and JSON lacks, are read too."""
         try:
-            return orjson.loads(record.raw)
+            value = orjson.loads(record.raw)
         except orjson.JSONDecodeError as error:
-            return _second_reading(record, error)
+            return _second_reading(record, f"{error.msg} at column {error.colno}")
+        return _second_reading(record, "") if holds_huge_float(value) else value
 
 
-def _second_reading(record: Record, first: orjson.JSONDecodeError) -> Any:
+def _second_reading(record: Record, first: str) -> Any:
+    """What json makes of a line that orjson refused or rounded; it lets in more than can be written later."""
     try:
         text = record.raw.decode()
     except UnicodeDecodeError as error:
         reason = f"byte {error.start + 1} of the line is not UTF-8"
         raise FieldError("", reason, "save the file as UTF-8") from None
     try:
-        return json.loads(text)
+        value = json.loads(text, parse_int=_integer)
     except (json.JSONDecodeError, RecursionError):
         pass
+    else:
+        check_plain(value, "")
+        return value
     if record.number == 1 and text.strip() in {"[", "{"}:
         hint = "this is one JSON document over many lines: convert it, for example with jq -c '.[]'"
     else:
         hint = "each line must be one whole JSON object"
-    raise FieldError("", f"invalid JSON ({first.msg} at column {first.colno})", hint) from None
+    raise FieldError("", f"invalid JSON ({first})", hint) from None
+
+
+def _integer(digits: str) -> int:
+    """Beyond 64 bits it is refused anyway, and beyond 4,300 digits Python refuses to read it."""
+    return int(digits[:100])
 
 
 def _skip_line(file: IO[bytes]) -> int:

@@ -1,6 +1,7 @@
 """One row of a data file becomes one `Prompt`, or one `FieldError` that says why not.
 
-Invariants: nothing of the file is trusted; what leaves is a valid `Prompt` whose metadata holds no bytes.
+Invariants: nothing of the file is trusted; what leaves is a valid `Prompt` that can be written again (see
+`plain`), and whose metadata holds no bytes.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from onefill.data.attachments import media_list
 from onefill.data.chat import check_messages, check_order, place_media
 from onefill.data.errors import FieldError, shown
 from onefill.data.fields import MISSING, Fields
+from onefill.data.plain import check_plain
 from onefill.types import Media, Modality, Prompt, TokenArray, token_array
 
 __all__ = ["prompt_from_row"]
 
 
-def prompt_from_row(row: Any, *, fields: Fields, default_id: str, base: Path, epoch: int = 0) -> tuple[Prompt, bool]:
+def prompt_from_row(row: Any, *, fields: Fields, default_id: str, base: Path, epoch: int = 0) -> Prompt:
     """The prompt that a row describes.
 
     Args:
@@ -26,10 +28,7 @@ def prompt_from_row(row: Any, *, fields: Fields, default_id: str, base: Path, ep
         fields: which key holds what.
         default_id: the id where the row has none.
         base: directory that relative media paths start at.
-        epoch: from the second epoch on, ids get a suffix (`q7#2`), so that no two groups of a run share one.
-
-    Returns:
-        The prompt, and whether its id came from the row.
+        epoch: from the second epoch on, ids get a suffix (`q7#2`), which tells the epochs apart.
 
     Raises:
         FieldError: the row is not usable.
@@ -38,35 +37,37 @@ def prompt_from_row(row: Any, *, fields: Fields, default_id: str, base: Path, ep
         hint = 'a row looks like {"prompt": "...", "label": "..."}'
         raise FieldError("", f"is {type(row).__name__} ({shown(row)}), not an object", hint)
     used: set[str] = set()
-    identity, own_id = _id(row, fields, default_id, used)
+    identity = _id(row, fields, default_id, used)
     if epoch:
         identity = f"{identity}#{epoch + 1}"
     media = _media(row, fields, base, used)
     text, messages, tokens, media = _prompt(row, fields, base, media, used)
     key, label = fields.take(row, "label")
     used.add(key)
-    prompt = Prompt(
+    label = None if label is MISSING else _plain(label)
+    check_plain(label, key)
+    return Prompt(
         id=identity,
         text=text,
         messages=messages,
         tokens=tokens,
         media=media,
-        label=None if label is MISSING else _plain(label),
+        label=label,
         metadata=_metadata(row, fields, used),
     )
-    return prompt, own_id
 
 
-def _id(row: Mapping[str, Any], fields: Fields, default_id: str, used: set[str]) -> tuple[str, bool]:
+def _id(row: Mapping[str, Any], fields: Fields, default_id: str, used: set[str]) -> str:
+    """A name for messages and results; nothing rests on its being unique."""
     key, value = fields.take(row, "id")
     used.add(key)
     if value is MISSING or (value is None and fields.id is None):
-        return default_id, False
+        return default_id
     if type(value) is int:
-        return str(value), True
+        return str(value)
     if not isinstance(value, str) or not value or not value.isprintable():
         raise FieldError(key, f"is {shown(value)}", "an id is a printable, non-empty string or an integer")
-    return value, True
+    return value
 
 
 def _media(row: Mapping[str, Any], fields: Fields, base: Path, used: set[str]) -> tuple[Media, ...]:
@@ -100,6 +101,7 @@ def _prompt(
     if isinstance(value, str):
         if not value.strip():
             raise FieldError(key, "is empty", "give the prompt some text, or remove the row")
+        check_plain(value, key)
         return value, None, tokens, media
     if not isinstance(value, list | tuple):
         hint = "a prompt is a string, a list of messages, or a list of token ids"
@@ -108,6 +110,7 @@ def _prompt(
         raise FieldError(key, "is an empty list", "give messages or token ids, or remove the row")
     if isinstance(value[0], int | float):
         return None, None, _tokens(value, key), media
+    check_plain(value, key)
     messages, inside = check_messages(value, field=key, base=base)
     check_order(messages, key)
     if inside and media:
@@ -136,9 +139,12 @@ def _metadata(row: Mapping[str, Any], fields: Fields, used: set[str]) -> dict[st
         own = value
     else:
         raise FieldError(key, f"is {type(value).__name__} ({shown(value)})", "metadata is an object")
+    check_plain(own, key)
     if fields.metadata is not None:
         return _without_bytes(own)
     rest = {name: item for name, item in row.items() if name not in used and item is not None}
+    for name, item in rest.items():
+        check_plain(item, str(name))
     return _without_bytes({**rest, **own})
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from onefill.data.cursor import Cursor
-from onefill.data.errors import RowError
+from onefill.data.errors import FieldError, RowError
+from onefill.data.plain import check_plain
 from onefill.data.source import Item
 from onefill.errors import ConfigError
 from onefill.types import Prompt
@@ -110,10 +111,16 @@ class TaskSource:
             at = replace(at, row=index + 1)
             try:
                 entry = data[index % CHUNK]  # type: ignore[index]
-            except Exception as error:  # noqa: BLE001  a generator of someone else, and one question of many
-                yield Item(cursor=at, error=self._failed(index, error))
+                prompt = self._prompt(index, entry)
+                check_plain(prompt.label, "answer")
+                check_plain(prompt.metadata, "metadata")
+            except FieldError as error:
+                yield Item(cursor=at, error=self._failed(index, error.field, error.reason))
                 continue
-            yield Item(cursor=at, prompt=self._prompt(index, entry))
+            except Exception as error:  # noqa: BLE001  a generator of someone else, and one question of many
+                yield Item(cursor=at, error=self._failed(index, "", f"{type(error).__name__}: {error}"))
+                continue
+            yield Item(cursor=at, prompt=prompt)
 
     def _prompt(self, index: int, entry: Mapping[str, Any]) -> Prompt:
         scoring = {
@@ -166,13 +173,13 @@ class TaskSource:
         except Exception as error:
             raise ConfigError(f"task {self._name} refuses its options {self._options}: {error}") from error
 
-    def _failed(self, index: int, error: Exception) -> RowError:
+    def _failed(self, index: int, field: str, why: str) -> RowError:
         return RowError(
             file=f"task {self._name}",
             unit="question",
             number=index + 1,
-            field="",
-            reason=f"reasoning-gym could not make it ({type(error).__name__}: {error})",
+            field=field,
+            reason=why if field else f"reasoning-gym could not make it ({why})",
             hint="pass over it with --on-error skip, or choose other options",
         )
 
