@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -179,6 +180,13 @@ async def test_an_error_that_no_row_can_cure_ends_the_run_after_what_was_read_be
     outcome = await finish(rollout)
     assert isinstance(outcome.error, ConfigError)
     assert tally.groups_done == 4
+
+
+async def test_note_32_an_endless_source_of_bad_rows_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onefill.rollout.loop._MOST_SKIPS_IN_A_ROW", 50)
+    endless = (item for _ in itertools.count() for item in items(1, bad=[0]))
+    outcome = await finish(a_rollout(endless, an_engine(), on_error=OnError.SKIP))
+    assert "50 rows in a row" in str(outcome.error)
 
 
 async def test_a_wrong_engine_does_not_burn_through_the_data_also_where_failures_are_skipped() -> None:

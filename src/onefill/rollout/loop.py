@@ -29,6 +29,7 @@ __all__ = ["Outcome", "Rewards", "Rollout", "RolloutOptions"]
 
 _FINISHING_S = 5.0
 _MOST_FAILURES_IN_A_ROW = 16
+_MOST_SKIPS_IN_A_ROW = 10_000
 
 
 class Rewards(Protocol):
@@ -181,7 +182,7 @@ class Rollout:
 
     async def _admit(self) -> None:
         """Opens groups as the budget allows."""
-        admitted = 0
+        admitted = skipped_in_a_row = 0
         room = asyncio.Semaphore(self._open_limit)
         while self._options.groups is None or admitted < self._options.groups:
             await room.acquire()
@@ -192,7 +193,11 @@ class Rollout:
                 room.release()
                 self._tally.rows_skipped += self._options.on_error is OnError.SKIP
                 self._report(item)
+                skipped_in_a_row += 1
+                if skipped_in_a_row >= _MOST_SKIPS_IN_A_ROW:  # an endless source may have nothing else to give
+                    raise DataError(f"{skipped_in_a_row} rows in a row could not be used; the last: {item}")
                 continue
+            skipped_in_a_row = 0
             group = self._group(item, admitted)
             permit = await self._budget.take(len(group.samples))
             admitted += 1
