@@ -44,6 +44,8 @@ TokenArray: TypeAlias = NDArray[np.int32]
 LogprobArray: TypeAlias = NDArray[np.float32]
 MaskArray: TypeAlias = NDArray[np.uint8]
 
+_MAX_ID = 2**31 - 1
+
 
 def token_array(ids: Sequence[int] | NDArray[Any]) -> TokenArray:
     """Turns token ids into a read-only int32 array of shape [tokens].
@@ -58,8 +60,9 @@ def token_array(ids: Sequence[int] | NDArray[Any]) -> TokenArray:
         return _read_only(np.empty(0, dtype=np.int32))
     if raw.dtype.kind not in "iu":
         raise ValueError(f"token ids must be integers, got {raw.dtype}")
-    if int(raw.min()) < 0 or int(raw.max()) > np.iinfo(np.int32).max:
-        raise ValueError(f"token ids must lie in 0..2^31-1, got {int(raw.min())}..{int(raw.max())}")
+    lowest, highest = raw.item(raw.argmin()), raw.item(raw.argmax())  # on short arrays faster than min and max
+    if lowest < 0 or highest > _MAX_ID:
+        raise ValueError(f"token ids must lie in 0..2^31-1, got {lowest}..{highest}")
     return _read_only(raw.astype(np.int32))
 
 
@@ -71,6 +74,7 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
 _NO_TOKENS: TokenArray = _read_only(np.empty(0, dtype=np.int32))
 _NO_LOGPROBS: LogprobArray = _read_only(np.empty(0, dtype=np.float32))
 _NO_MASK: MaskArray = _read_only(np.empty(0, dtype=np.uint8))
+_ONES: MaskArray = _read_only(np.ones(1 << 16, dtype=np.uint8))
 
 
 class FinishReason(StrEnum):
@@ -95,6 +99,7 @@ class Status(StrEnum):
         return self is Status.COMPLETED or self is Status.TRUNCATED
 
 
+_OPEN = (Status.PENDING, Status.ABORTED)
 _STATUS_OF = {
     FinishReason.STOP: Status.COMPLETED,
     FinishReason.LENGTH: Status.TRUNCATED,
@@ -290,7 +295,8 @@ class Completion:
     def __post_init__(self) -> None:
         if self.tokens.shape != self.logprobs.shape:
             raise ValueError(f"{self.tokens.size} tokens but {self.logprobs.size} logprobs")
-        if self.tokens.size and not (self.logprobs <= 1e-5).all():  # NaN fails this too
+        logprobs = self.logprobs  # argmax takes a NaN for the highest, which then fails; half the cost of max()
+        if logprobs.size and not logprobs.item(logprobs.argmax()) <= 1e-5:
             raise ValueError("logprobs must be numbers, not above 0")
         if not 0 <= self.cached_tokens <= max(self.prompt_tokens, 0):
             raise ValueError(f"cached_tokens {self.cached_tokens} outside 0..{self.prompt_tokens}")
@@ -342,20 +348,20 @@ class Sample:
         Raises:
             ValueError: the sample had finished or failed.
         """
-        if self.status.finished or self.status is Status.FAILED:
+        if self.status not in _OPEN:
             raise ValueError(f"sample {self.index} is {self.status} and takes no more tokens")
         first = self.finish_reason is None
         offset = self.tokens.size
         new = completion.tokens
         if new.size:
-            mask = np.ones(new.size, dtype=np.uint8)
+            mask = _ones(new.size)
             self.tokens = new if offset == 0 else _read_only(np.concatenate((self.tokens, new)))
             self.logprobs = (
                 completion.logprobs
                 if offset == 0
                 else _read_only(np.concatenate((self.logprobs, completion.logprobs)))
             )
-            self.loss_mask = _read_only(mask if offset == 0 else np.concatenate((self.loss_mask, mask)))
+            self.loss_mask = mask if offset == 0 else _read_only(np.concatenate((self.loss_mask, mask)))
         self.text += completion.text
         self.versions = _join(self.versions, completion.versions, offset)
         self.finish_reason = completion.finish_reason
@@ -413,7 +419,14 @@ class Sample:
         return self.status is Status.PENDING and not self.tokens.size and not self.text and not self.loss_mask.size
 
 
+def _ones(count: int) -> MaskArray:
+    """A loss mask of ones: one buffer for all samples that fit into it."""
+    return _ONES[:count] if count <= _ONES.size else _read_only(np.ones(count, dtype=np.uint8))
+
+
 def _join(before: tuple[VersionSpan, ...], after: tuple[VersionSpan, ...], offset: int) -> tuple[VersionSpan, ...]:
+    if not before and not offset and len(after) == 1 and after[0].end > after[0].start:
+        return after  # nearly always
     spans = list(before)
     if offset and not spans and after:
         spans.append(VersionSpan("", 0, offset))  # earlier tokens, whose version nobody told

@@ -9,19 +9,23 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import orjson
 
 from onefill.engine.encoding import as_given, encode, headers
-from onefill.engine.item import FieldError, Frame, completion, kind
+from onefill.engine.item import Frame, Outline, completion, kind, outline
 from onefill.engine.placeholders import Placeholders
 from onefill.engine.retry import AttemptError, classify
+from onefill.engine.values import FieldError, values
 from onefill.plan.request import Request
-from onefill.types import Completion, Timing
+from onefill.types import Completion, LogprobArray, Timing, TokenArray
 
 __all__ = ["Frame", "as_given", "decode", "decode_reply", "encode", "error_object", "headers", "parse"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def decode(
@@ -56,15 +60,44 @@ def parse(body: bytes | bytearray, frame: Frame) -> Any:
 def decode_reply(reply: Any, frame: Frame) -> list[Completion]:
     """`decode` for a reply that is parsed: an object, or a list of items."""
     items = _items(reply, frame)
-    completions: list[Completion] = []
-    for index, item in enumerate(items):
-        try:
-            completions.append(completion(item, frame))
-        except FieldError as wrong:
-            where = f"[{index}].{wrong.field}" if len(items) > 1 else wrong.field
-            raise frame.error(where.rstrip("."), str(wrong)) from None
+    outlines = _each(outline, items, frame)
     _check_ids_differ(items, frame)
+    tokens, logprobs = _values(outlines, frame)
+    completions: list[Completion] = []
+    start = 0
+    for item in outlines:
+        end = start + len(item.ids)
+        completions.append(completion(item, tokens[start:end], logprobs[start:end], frame))
+        start = end
     return completions
+
+
+def _values(outlines: Sequence[Outline], frame: Frame) -> tuple[TokenArray, LogprobArray]:
+    """Ids and logprobs of all items, one after the other: one pass, and one more that finds a wrong item."""
+    if len(outlines) == 1:
+        ids, triples = outlines[0].ids, outlines[0].triples
+    else:
+        ids, triples = [], []
+        for item in outlines:
+            ids += item.ids
+            triples += item.triples
+    try:
+        return values(ids, triples, frame.vocab_size)
+    except FieldError:
+        _each(lambda item, _: values(item.ids, item.triples, frame.vocab_size), outlines, frame)
+        raise
+
+
+def _each(do: Callable[[T, Frame], R], things: Sequence[T], frame: Frame) -> list[R]:
+    """`do` with each item, a FieldError made a ProtocolError that names the item."""
+    done: list[R] = []
+    for index, thing in enumerate(things):
+        try:
+            done.append(do(thing, frame))
+        except FieldError as wrong:
+            where = f"[{index}].{wrong.field}" if len(things) > 1 else wrong.field
+            raise frame.error(where.rstrip("."), str(wrong)) from None
+    return done
 
 
 def _items(reply: Any, frame: Frame) -> Sequence[Any]:

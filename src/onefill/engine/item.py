@@ -11,26 +11,19 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from onefill.engine.placeholders import Placeholders
 from onefill.engine.retry import AttemptError, Budget, Verdict, classify
+from onefill.engine.values import FieldError
 from onefill.errors import DataError, ProtocolError
 from onefill.plan.request import Request
 from onefill.types import Completion, FinishReason, LogprobArray, Timing, TokenArray, VersionSpan
 
-__all__ = ["FieldError", "Frame", "completion", "kind"]
+__all__ = ["FieldError", "Frame", "Outline", "completion", "kind", "outline"]
 
 _REASONS = {str(reason): reason for reason in FinishReason}
-_LOGPROB_ROUNDING = 1e-5  # log_softmax in fp32 may end a hair above 0
-_NUMBERS = {float, int}
-_LOWEST = float(np.finfo(np.float32).min)
-_NO_IDS: TokenArray = np.empty(0, dtype=np.int32)
-_NO_IDS.setflags(write=False)
-_NO_LOGPROBS: LogprobArray = np.empty(0, dtype=np.float32)
-_NO_LOGPROBS.setflags(write=False)
+_ABORT, _LENGTH = FinishReason.ABORT, FinishReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +35,7 @@ class Frame:
         engine: base URL of the engine that answered.
         timing: when it was sent and done.
         placeholders: media placeholders to replace in responses, if the model has any.
-        vocab_size: response ids must lie below it; None where unknown.
+        vocab_size: response ids must lie below it; None where no exact one is known.
     """
 
     request: Request
@@ -55,49 +48,62 @@ class Frame:
         return ProtocolError(what, engine=self.engine, request_id=self.request.id, field=field)
 
 
-class FieldError(Exception):
-    """A field of one item broke the contract."""
+class Outline(NamedTuple):
+    """One item whose every field is checked but the values of its ids and logprobs (`values`)."""
 
-    def __init__(self, field: str, what: str) -> None:
-        super().__init__(what)
-        self.field = field
+    reason: FinishReason
+    message: str
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+    versions: tuple[VersionSpan, ...]
+    ids: list[Any]
+    triples: list[Any]
 
 
-def completion(item: Any, frame: Frame) -> Completion:
+def outline(item: Any, frame: Frame) -> Outline:
+    """Checks everything of an item that is not one value a token. Raises FieldError."""
     if type(item) is not dict:
         raise FieldError("", f"item must be an object, got {kind(item)}")
     meta = item.get("meta_info")
     if type(meta) is not dict:
         raise FieldError("meta_info", f"must be an object, got {kind(meta)}")
     reason, message = _finish(meta)
-    aborted = reason is FinishReason.ABORT
+    aborted = reason is _ABORT
     text = item.get("text", "" if aborted else None)
     if type(text) is not str:
         raise FieldError("text", f"must be a string, got {kind(text)} (a server without tokenizer sends none)")
     prompt_tokens = _prompt_tokens(meta, frame.request, aborted)
-    tokens, logprobs = _generated(item, meta, frame, aborted)
-    if reason is FinishReason.LENGTH and tokens.size < frame.request.sampling.max_new_tokens:
-        raise _cut(int(tokens.size), prompt_tokens, frame.request)
-    if not tokens.size and text:
+    ids, triples = _generated(item, meta, frame, aborted)
+    count = len(ids)
+    if not count and text:
         raise FieldError("output_ids", "is empty, but there is text")
-    if frame.request.routed_experts and tokens.size:
-        _check_routed_experts(meta, prompt_tokens + tokens.size)
+    if frame.request.routed_experts and count:
+        _check_routed_experts(meta, prompt_tokens + count)
+    cached, versions = _cached(meta, prompt_tokens), _versions(meta, count)
+    return Outline(reason, message, text, prompt_tokens, cached, versions, ids, triples)
+
+
+def completion(item: Outline, tokens: TokenArray, logprobs: LogprobArray, frame: Frame) -> Completion:
+    """The item with its arrays, which `values` checked. Raises AttemptError where the server cut the budget."""
+    if item.reason is _LENGTH and tokens.size < frame.request.sampling.max_new_tokens:
+        raise _cut(int(tokens.size), item.prompt_tokens, frame.request)
     replaced = 0
     if frame.placeholders is not None:
         tokens, replaced = frame.placeholders.replace(tokens)
     return Completion(
         tokens=tokens,
         logprobs=logprobs,
-        text=text,
-        finish_reason=reason,
-        prompt_tokens=prompt_tokens,
-        cached_tokens=_cached(meta, prompt_tokens),
-        versions=_versions(meta, tokens.size),
+        text=item.text,
+        finish_reason=item.reason,
+        prompt_tokens=item.prompt_tokens,
+        cached_tokens=item.cached_tokens,
+        versions=item.versions,
         engine=frame.engine,
         request_id=frame.request.id,
         replaced_placeholders=replaced,
         timing=frame.timing,
-        message=message,
+        message=item.message,
     )
 
 
@@ -109,7 +115,7 @@ def _finish(meta: dict[str, Any]) -> tuple[FinishReason, str]:
     reason = _REASONS.get(name) if type(name) is str else None
     if reason is None:
         raise FieldError("meta_info.finish_reason.type", f"must be one of {', '.join(_REASONS)}, got {name!r}")
-    if reason is not FinishReason.ABORT:
+    if reason is not _ABORT:
         return reason, ""
     message = finish.get("message")
     message = "" if message is None else str(message)
@@ -141,8 +147,8 @@ def _prompt_tokens(meta: dict[str, Any], request: Request, aborted: bool) -> int
 
 def _generated(
     item: dict[str, Any], meta: dict[str, Any], frame: Frame, aborted: bool
-) -> tuple[TokenArray, LogprobArray]:
-    """Ids and logprobs of one item, of equal length, or nothing at all for an aborted one."""
+) -> tuple[list[Any], list[Any]]:
+    """Ids and logprob triples of one item, two lists of equal length; both empty only for an aborted one."""
     ids = item.get("output_ids")
     triples = meta.get("output_token_logprobs")
     count = meta.get("completion_tokens")
@@ -161,12 +167,12 @@ def _generated(
     if not ids:
         if not aborted:  # an engine samples at least one token, if only the end of the text
             raise FieldError("output_ids", "is empty, but the sample was not aborted")
-        return _NO_IDS, _NO_LOGPROBS
+        return ids, triples
     if len(ids) > frame.request.sampling.max_new_tokens:
         raise FieldError(
             "output_ids", f"has {len(ids)} ids, asked for {frame.request.sampling.max_new_tokens} at most"
         )
-    return _ids(ids, frame.vocab_size), _logprobs(triples, ids)
+    return ids, triples
 
 
 def _cut(got: int, prompt_tokens: int, request: Request) -> AttemptError:
@@ -180,38 +186,6 @@ def _cut(got: int, prompt_tokens: int, request: Request) -> AttemptError:
         "tokens; lower max_new_tokens, or give the engine a longer context, a larger KV pool or a higher limit",
         verdict=Verdict("budget_cut", Budget.NEVER, DataError),
     )
-
-
-def _ids(ids: list[Any], vocab_size: int | None) -> TokenArray:
-    if set(map(type, ids)) != {int}:
-        raise FieldError("output_ids", "must hold integers only")
-    limit = vocab_size if vocab_size is not None else 2**31
-    if min(ids) < 0 or max(ids) >= limit:  # on a list of this size the builtins beat numpy
-        raise FieldError("output_ids", f"holds an id outside the vocabulary of {limit} ids")
-    tokens = np.array(ids, dtype=np.int32)
-    tokens.setflags(write=False)
-    return tokens
-
-
-def _logprobs(triples: list[Any], ids: list[int]) -> LogprobArray:
-    """Logprobs out of [logprob, token id, text or null] triples (SGLang 0.5.23), one an output id."""
-    field = "meta_info.output_token_logprobs"
-    if set(map(type, triples)) != {list}:
-        raise FieldError(field, "must hold [logprob, id, text] lists only")
-    try:
-        values, sampled, *_ = zip(*triples, strict=True)
-    except ValueError:
-        raise FieldError(field, "must hold [logprob, id, text] lists only") from None
-    if list(sampled) != ids:
-        raise FieldError(field, "belongs to other ids than output_ids")
-    if not set(map(type, values)) <= _NUMBERS:
-        raise FieldError(field, "must hold numbers only: a missing logprob is never made up")
-    lowest, highest = min(values), max(values)
-    if highest > _LOGPROB_ROUNDING or lowest < _LOWEST:
-        raise FieldError(field, f"must hold logprobs at most 0, got {lowest} .. {highest}")
-    logprobs = np.array(values, dtype=np.float32)
-    logprobs.setflags(write=False)
-    return logprobs
 
 
 def _cached(meta: dict[str, Any], prompt_tokens: int) -> int:
