@@ -101,6 +101,16 @@ def slow(seconds: float) -> Behaviour:
     return hang(seconds)
 
 
+def takes(seconds: float, behaviour: Behaviour, clock: Any) -> Behaviour:
+    """`behaviour` after `seconds` of generating, by a clock of the test's."""
+
+    async def behave(request: web.Request, body: Body) -> web.StreamResponse:
+        clock.now += seconds
+        return await behaviour(request, body)
+
+    return behave
+
+
 def reset(*, after: int = 40) -> Behaviour:
     """Sends the head and `after` bytes of a correct reply, then drops the connection."""
 
@@ -117,8 +127,19 @@ def reset(*, after: int = 40) -> Behaviour:
     return behave
 
 
-def events(*, edit: Callable[[list[bytes]], list[bytes]] | None = None, reset_after: bool = False) -> Behaviour:
-    """A stream: first tokens, whole items, [DONE]; `edit` changes the list of chunks of bytes."""
+def events(
+    *,
+    edit: Callable[[list[bytes]], list[bytes]] | None = None,
+    reset_after: bool = False,
+    held_open: float = 0.0,
+) -> Behaviour:
+    """A stream: first tokens, whole items, [DONE]; `edit` changes the list of chunks of bytes.
+
+    Args:
+        edit: what to do to the chunks.
+        reset_after: drop the connection behind the last one.
+        held_open: seconds before the body's end is sent.
+    """
 
     async def behave(request: web.Request, body: Body) -> web.StreamResponse:
         n = body["sampling_params"].get("n", 1)
@@ -136,6 +157,7 @@ def events(*, edit: Callable[[list[bytes]], list[bytes]] | None = None, reset_af
         for chunk in edit(chunks) if edit is not None else chunks:
             await response.write(chunk)
             await asyncio.sleep(0.005)
+        await asyncio.sleep(held_open)
         if reset_after:
             assert request.transport is not None
             request.transport.abort()

@@ -28,6 +28,16 @@ class Sleeps:
         self.waits.append(seconds)
 
 
+class Clock:
+    """Stands in for time.monotonic: moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @asynccontextmanager
 async def client_of(url: str, **options: Any) -> AsyncIterator[tuple[EngineClient, Sleeps]]:
     sleeps = Sleeps()

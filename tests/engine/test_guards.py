@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from onefill.engine import Limits, Placeholders, check
-from onefill.errors import DataError
+from onefill.errors import DataError, ProtocolError
 from onefill.types import token_array
-from tests.engine.scripted import ScriptedEngine, reply
+from tests.engine.scripted import ScriptedEngine, edited, reply
 from tests.engine.support import client_of, make_request
 
 
@@ -37,6 +37,26 @@ async def test_a_harmful_request_is_never_sent(fields: dict[str, Any], limits: L
 def test_what_just_fits_is_sent() -> None:
     check(make_request(length=12), Limits(vocab_size=12, context_length=20))
     check(make_request(length=12), Limits())
+
+
+async def test_a_vocabulary_that_may_be_too_small_bounds_what_is_sent_only() -> None:
+    guess = Limits(vocab_size=9, exact=False)
+    with pytest.raises(DataError, match="vocabulary of 9 ids"):
+        check(make_request(length=10), guess)
+    async with ScriptedEngine([reply()]) as engine, client_of(engine.url, limits=guess) as (client, _):
+        done = await client.generate(make_request(2))
+    assert done[1].tokens.tolist() == [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**31])
+async def test_an_id_that_no_vocabulary_holds_is_always_refused(wrong: int) -> None:
+    def change(answer: Any) -> None:
+        answer["output_ids"][0] = answer["meta_info"]["output_token_logprobs"][0][1] = wrong
+
+    guess = Limits(vocab_size=9, exact=False)
+    async with ScriptedEngine([edited(change)]) as engine, client_of(engine.url, limits=guess) as (client, _):
+        with pytest.raises(ProtocolError, match="output_ids"):
+            await client.generate(make_request())
 
 
 @pytest.mark.parametrize(("ids", "pad"), [({1, 2}, 2), ({1}, -1), ({-1}, 0)])

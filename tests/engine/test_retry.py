@@ -35,23 +35,21 @@ def test_network_faults_are_retried(error: OSError) -> None:
     code=st.sampled_from([400, 403, 429, 500, 502, 503]),
     made=st.integers(0, 40),
     few=st.integers(0, 40),
-    elapsed=st.floats(0, 2000),
+    spent=st.floats(0, 2000),
     after=st.none() | st.floats(0, 1e9),
     seed=st.integers(0, 1000),
 )
-def test_every_wait_is_bounded(
-    code: int, made: int, few: int, elapsed: float, after: float | None, seed: int
-) -> None:
+def test_every_wait_is_bounded(code: int, made: int, few: int, spent: float, after: float | None, seed: int) -> None:
     policy = RetryPolicy()
     counts = {Budget.TRANSIENT: made, Budget.FEW: few}
-    wait = policy.wait(fault(code, after), made=counts, elapsed=elapsed, rng=random.Random(seed))
+    wait = policy.wait(fault(code, after), made=counts, spent=spent, rng=random.Random(seed))
     limit = {400: 0, 403: 0, 500: policy.retries_500}.get(code, policy.retries)
     used = few if code == 500 else made
-    if used >= limit or elapsed > policy.deadline:
+    if used >= limit or spent > policy.deadline:
         assert wait is None
     if wait is not None:
         assert 0 <= wait <= (policy.cap if after is None else policy.retry_after_cap + policy.base)
-        assert elapsed + wait <= policy.deadline
+        assert spent + wait <= policy.deadline
 
 
 def test_waits_grow_and_differ() -> None:
@@ -59,9 +57,7 @@ def test_waits_grow_and_differ() -> None:
     rng = random.Random(0)
 
     def longest(made: int) -> float:
-        draws = [
-            policy.wait(fault(503), made={Budget.TRANSIENT: made}, elapsed=0, rng=rng) or 0.0 for _ in range(200)
-        ]
+        draws = [policy.wait(fault(503), made={Budget.TRANSIENT: made}, spent=0, rng=rng) or 0.0 for _ in range(200)]
         assert len(set(draws)) > 190
         return max(draws)
 
@@ -76,3 +72,17 @@ def test_a_negative_policy_is_refused() -> None:
 
 def test_wrong_keys_and_addresses_are_the_users_business() -> None:
     assert {classify(code).error for code in (301, 401, 403, 404, 405)} == {ConfigError}
+
+
+@pytest.mark.parametrize(
+    ("error", "left", "broke_off"),
+    [
+        (ConnectionResetError(), True, True),
+        (TimeoutError(), True, True),
+        (TimeoutError(), False, False),
+        (503, True, False),
+        (500, True, False),
+    ],
+)
+def test_only_a_request_that_was_under_way_can_break_off(error: int | OSError, left: bool, broke_off: bool) -> None:
+    assert AttemptError("x", verdict=classify(error), left=left).broke_off is broke_off

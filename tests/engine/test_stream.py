@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -70,6 +71,35 @@ async def test_note_47_a_stream_without_its_end_is_never_a_response() -> None:
             await streamed(events(edit=edit))
     with pytest.raises(InfraError):
         await streamed(events(edit=lambda c: c[:-1], reset_after=True))
+
+
+async def test_nothing_is_waited_for_after_the_end_of_a_stream() -> None:
+    script = [events(held_open=3600), events()]
+    async with ScriptedEngine(script) as engine, client_of(engine.url) as (client, _):
+        async with asyncio.timeout(2):
+            assert len(await client.generate(make_request(4, stream=True))) == 4
+            while not engine.cancelled:  # the body is not over: that connection can only be closed
+                await asyncio.sleep(0.01)
+            assert len(await client.generate(make_request(4, stream=True))) == 4
+        assert len(engine.peers) == 2
+        assert client.stats.requests_retried == 0
+
+
+async def test_a_connection_that_breaks_after_the_end_of_a_stream_spoils_nothing() -> None:
+    script = [events(held_open=0.05, reset_after=True), reply()]
+    async with ScriptedEngine(script) as engine, client_of(engine.url) as (client, _):
+        assert len(await client.generate(make_request(2, stream=True))) == 2
+        assert len(await client.generate(make_request(2))) == 2
+        assert client.stats.requests_retried == 0
+
+
+@pytest.mark.parametrize("behaviour", [events(), events(held_open=0.02)])
+async def test_the_connection_of_a_whole_stream_is_reused(behaviour: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onefill.engine.transport._END_S", 5.0)
+    async with ScriptedEngine([behaviour]) as engine, client_of(engine.url) as (client, _):
+        for _ in range(3):
+            await client.generate(make_request(2, stream=True))
+        assert len(engine.peers) == 1
 
 
 async def test_a_stream_that_is_cut_is_tried_again_and_its_first_token_announced_once() -> None:

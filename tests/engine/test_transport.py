@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from onefill.engine import Deadlines, EngineClient, RetryPolicy, open_session
+from onefill.engine.codec import encode
 from onefill.errors import ConfigError, DataError, InfraError, OnefillError
-from tests.engine.scripted import ScriptedEngine, hang, raw, reply, reset, status
-from tests.engine.support import client_of, make_request
+from tests.engine.scripted import ScriptedEngine, events, hang, raw, reply, reset, status, takes
+from tests.engine.support import Clock, client_of, make_request
 
 
 async def test_502_twice_then_good_is_retried_and_counted() -> None:
@@ -120,6 +121,68 @@ async def test_a_reset_in_the_body_is_retried() -> None:
     async with ScriptedEngine([reset()]) as engine, client_of(engine.url) as (client, _):
         with pytest.raises(InfraError, match="reset"):
             await client.generate(make_request(4))
+
+
+async def test_a_long_generation_that_broke_off_is_retried_and_so_often_only() -> None:
+    clock = Clock()
+    script = [takes(601, reset(), clock), takes(601, reset(), clock), reply()]
+    async with ScriptedEngine(script) as engine, client_of(engine.url, clock=clock) as (client, _):
+        assert len(await client.generate(make_request(4))) == 4
+        assert client.stats.retries_by_cause == {"reset": 2}
+    async with ScriptedEngine([takes(601, reset(), clock)]) as engine:
+        async with client_of(engine.url, clock=clock, policy=RetryPolicy(retries=3)) as (client, _):
+            with pytest.raises(InfraError, match="tried 4 times"):
+                await client.generate(make_request())
+
+
+async def test_tries_that_got_nowhere_are_not_repeated_past_the_retry_deadline() -> None:
+    clock = Clock()
+    async with ScriptedEngine([takes(250, status(503), clock)]) as engine:
+        async with client_of(engine.url, clock=clock) as (client, _):
+            with pytest.raises(InfraError, match="HTTP 503"):
+                await client.generate(make_request())
+        assert len(engine.requests) == 3
+
+
+async def test_waits_count_against_the_retry_deadline() -> None:
+    async with ScriptedEngine([status(503, retry_after="60")]) as engine:
+        async with client_of(engine.url, policy=RetryPolicy(deadline=150)) as (client, sleeps):
+            with pytest.raises(InfraError, match="HTTP 503"):
+                await client.generate(make_request())
+        assert len(sleeps.waits) == 2
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="the platform names its options otherwise")
+async def test_a_connection_probes_a_silent_peer() -> None:
+    async with ScriptedEngine([events()]) as engine, open_session() as session:
+        body = encode(make_request(stream=True))
+        async with session.post(engine.url + "/generate", data=body) as response:
+            assert response.connection is not None and response.connection.transport is not None
+            live = response.connection.transport.get_extra_info("socket")
+            options = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+            assert live.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert [live.getsockopt(socket.IPPROTO_TCP, getattr(socket, o)) for o in options] == [30, 10, 6]
+
+
+async def test_a_platform_without_keepalive_settings_still_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TCP_KEEPIDLE", "TCP_KEEPALIVE", "TCP_KEEPINTVL"):
+        monkeypatch.delattr(socket, name, raising=False)
+    monkeypatch.setattr(socket, "TCP_KEEPCNT", 1 << 20, raising=False)  # no such option in any kernel
+    async with ScriptedEngine([reply()]) as engine, client_of(engine.url) as (client, _):
+        assert len(await client.generate(make_request())) == 1
+
+
+async def test_a_connection_that_is_not_made_in_time_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: Any) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", never)
+    options = {"policy": RetryPolicy(retries=1), "deadlines": Deadlines(connect=0.05)}
+    async with client_of("http://127.0.0.1:9", **options) as (client, _):
+        with pytest.raises(InfraError, match="timeout"):
+            await client.generate(make_request())
+        assert client.stats.requests_sent == 0
+        assert client.stats.retries_by_cause == {"timeout": 1}
 
 
 async def test_a_refused_connection_is_an_infra_error_and_sends_nothing() -> None:

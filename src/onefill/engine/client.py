@@ -15,18 +15,18 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 
-from onefill.engine.codec import Frame, decode, decode_reply, encode, headers
+from onefill.engine.codec import Frame, decode_reply, encode, headers, parse
 from onefill.engine.control import Control
 from onefill.engine.guards import Limits, check
 from onefill.engine.info import EngineInfo, EngineLoad
 from onefill.engine.placeholders import Placeholders
 from onefill.engine.retry import AttemptError, Budget, RetryPolicy
 from onefill.engine.stream import Collector, Events
-from onefill.engine.transport import Deadlines, Transport, base_url, cut
+from onefill.engine.transport import Deadlines, Transport, base_url, cut, read_end
 from onefill.errors import InfraError, OnefillError, ProtocolError
 from onefill.plan.request import Request
 from onefill.types import Completion, Timing
@@ -115,23 +115,10 @@ class EngineClient:
         """
         check(request, self.limits)
         body, head = encode(request), headers(request)
-        waiting = [on_first_token] if on_first_token is not None else []
-
-        def first() -> None:
-            if waiting:
-                waiting.pop()()
-
-        async def attempt() -> list[Completion]:
-            self.stats.requests_sent += 1
-            try:
-                return await self._attempt(request, body, head, first)
-            except AttemptError as error:
-                self.stats.requests_sent -= not error.left
-                raise
-
+        first = _once(on_first_token) if on_first_token is not None else _nothing
         try:
             return await self._retried(
-                attempt,
+                lambda: self._attempt(request, body, head, first),
                 what=f"request {request.id} of group {request.group_id}",
                 total=self._deadlines.total,
                 count=self._count_retry,
@@ -143,34 +130,40 @@ class EngineClient:
     async def _attempt(
         self, request: Request, body: bytes, head: dict[str, str], first: Callable[[], None]
     ) -> list[Completion]:
+        self.stats.requests_sent += 1
         sent = self._clock()
-        async with self._transport.open(
-            "POST", "/generate", body=body, headers=head, stream=request.stream
-        ) as response:
-            if request.stream and response.content_type == "text/event-stream":
-                return await self._read_stream(response, request, sent, first)
-            if "json" not in response.content_type:
-                start = (await response.read())[:60].decode(errors="replace")
-                raise ProtocolError(
-                    f"reply is {response.content_type}, not JSON; it begins {start!r}",
-                    engine=self.url,
-                    request_id=request.id,
-                    field="Content-Type",
-                )
-            raw = await response.read()
-        first()
-        return decode(
-            raw,
-            request,
-            engine=self.url,
-            timing=Timing(sent, self._clock()),
-            placeholders=self.placeholders,
-            vocab_size=self.limits.vocab_size,
-        )
+        try:
+            if request.stream:
+                return await self._streamed(request, body, head, sent, first)
+            content_type, raw = await self._transport.reply("POST", "/generate", body=body, headers=head)
+            return self._decoded(content_type, raw, request, sent, first)
+        except AttemptError as error:
+            self.stats.requests_sent -= not error.left
+            raise
 
-    async def _read_stream(
-        self, response: aiohttp.ClientResponse, request: Request, sent: float, first: Callable[[], None]
+    def _decoded(
+        self, content_type: str, raw: bytes, request: Request, sent: float, first: Callable[[], None]
     ) -> list[Completion]:
+        frame = self._frame(request, Timing(sent, self._clock()))
+        if "json" not in content_type:
+            start = raw[:60].decode(errors="replace")
+            raise frame.error("Content-Type", f"reply is {content_type}, not JSON; it begins {start!r}")
+        first()
+        return decode_reply(parse(raw, frame), frame)
+
+    async def _streamed(
+        self, request: Request, body: bytes, head: dict[str, str], sent: float, first: Callable[[], None]
+    ) -> list[Completion]:
+        async with self._transport.stream("POST", "/generate", body=body, headers=head) as response:
+            if response.content_type != "text/event-stream":
+                return self._decoded(response.content_type, await response.read(), request, sent, first)
+            reply = await self._collected(response, request, sent, first)
+        return decode_reply(reply, self._frame(request, Timing(sent, self._clock())))
+
+    async def _collected(
+        self, response: aiohttp.ClientResponse, request: Request, sent: float, first: Callable[[], None]
+    ) -> Any:
+        """The reply that a stream adds up to. What comes after its `[DONE]`, even the end, is not waited for."""
         collector = Collector(self._frame(request, Timing(sent, sent)))
         events = Events()
         async for chunk in response.content.iter_any():
@@ -178,9 +171,10 @@ class EngineClient:
                 collector.add(data)
                 if collector.started:
                     first()
-        if not collector.done:
-            raise cut("the stream ended without [DONE]")
-        return decode_reply(collector.reply(), self._frame(request, Timing(sent, self._clock())))
+            if collector.done:
+                await read_end(response)
+                return collector.reply()
+        raise cut("the stream ended without [DONE]")
 
     def _frame(self, request: Request, timing: Timing) -> Frame:
         return Frame(
@@ -188,7 +182,7 @@ class EngineClient:
             engine=self.url,
             timing=timing,
             placeholders=self.placeholders,
-            vocab_size=self.limits.vocab_size,
+            vocab_size=self.limits.reply_vocab_size,
         )
 
     async def _retried(
@@ -200,23 +194,27 @@ class EngineClient:
         count: Callable[[str], None],
     ) -> T:
         """Tries until it works, the policy gives up, or `total` seconds are over."""
-        began = self._clock()
+        spent = 0.0
         made: dict[Budget, int] = {}
         last: AttemptError | None = None
         deadline = asyncio.timeout(total)
         try:
             async with deadline:
                 while True:
+                    began = self._clock()
                     try:
                         return await attempt()
                     except AttemptError as error:
                         last = error
-                        wait = self._policy.wait(error, made=made, elapsed=self._clock() - began, rng=self._rng)
+                        if not error.broke_off:
+                            spent += self._clock() - began
+                        wait = self._policy.wait(error, made=made, spent=spent, rng=self._rng)
                         if wait is None:
                             raise self._gave_up(error, what, made) from error
                     made[last.verdict.budget] = made.get(last.verdict.budget, 0) + 1
                     count(last.verdict.cause)
                     await self._sleep(wait)
+                    spent += wait
         except TimeoutError as error:
             if not deadline.expired():
                 raise
@@ -288,6 +286,21 @@ class EngineClient:
         SGLang 0.5.23 takes about 1 s for it, and does not answer while it is paused.
         """
         return await self._control.healthy(self._deadlines.control)
+
+
+def _nothing() -> None:
+    """Nobody asked to hear of the first token."""
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    """`call` the first time, then nothing: a retry must not announce a second first token."""
+    waiting = [call]
+
+    def first() -> None:
+        if waiting:
+            waiting.pop()()
+
+    return first
 
 
 def _tries(made: dict[Budget, int]) -> str:

@@ -24,12 +24,20 @@ class Limits:
     """What an engine's model can take; None where unknown, and then it is not checked.
 
     Args:
-        vocab_size: rows of the model's embedding (not the tokenizer's length, which may be smaller).
+        vocab_size: rows of the model's embedding, or the tokenizer's length, which may be smaller.
         context_length: tokens of prompt and response together (`EngineInfo.usable_context`).
+        exact: whether `vocab_size` is the embedding's. If not, it bounds what is sent, but a model may well sample
+            an id between the two, and a right reply must not fail for it.
     """
 
     vocab_size: int | None = None
     context_length: int | None = None
+    exact: bool = True
+
+    @property
+    def reply_vocab_size(self) -> int | None:
+        """What ids of a reply must lie below; None where only int32 bounds them."""
+        return self.vocab_size if self.exact else None
 
 
 def check(request: Request, limits: Limits) -> None:
@@ -45,7 +53,7 @@ def check(request: Request, limits: Limits) -> None:
     if tokens.dtype.kind not in "iu":
         raise _refused(request, "input_ids", f"holds {tokens.dtype}, not integers")
     vocabulary = limits.vocab_size if limits.vocab_size is not None else 2**31
-    low, high = int(tokens.min()), int(tokens.max())
+    low, high = tokens.item(tokens.argmin()), tokens.item(tokens.argmax())
     if low < 0 or high >= vocabulary:
         at = int(np.argmax((tokens < 0) | (tokens >= vocabulary)))
         raise _refused(

@@ -2,7 +2,9 @@
 
 Invariants:
 - A fault is classified once, by `classify`; nothing else in the room decides whether to retry.
-- The number of retries is bounded for each class, and so are the time of all of them and every single wait.
+- The number of retries is bounded for each class, and so are every single wait and the time that waits and
+  fruitless tries take together. What an engine generated for before it broke off does not count: a response of
+  11 minutes deserves its retry as much as one of 11 seconds.
 - A 4xx that blames the request is never retried (a framework did so sixty times, a 403 and a 400 included).
 """
 
@@ -61,10 +63,16 @@ class AttemptError(Exception):
         self.retry_after = retry_after
         self.left = left
 
+    @property
+    def broke_off(self) -> bool:
+        """Whether the engine may have been generating: the request left, and was lost without an answer."""
+        return self.left and self.verdict.cause in _BREAKS
+
 
 _TRANSIENT = frozenset({408, 429, 502, 503, 504})
 _INPUT = frozenset({400, 413, 422})
 _ACCESS = frozenset({401, 403, 404, 405})
+_BREAKS = frozenset({"reset", "timeout"})
 
 
 def classify(fault: int | BaseException) -> Verdict:
@@ -110,7 +118,7 @@ class RetryPolicy:
             so that hundreds of requests that failed together do not come back together).
         cap: no drawn wait is longer.
         retry_after_cap: a longer `Retry-After` is cut to this.
-        deadline: no retry starts later than this after the first try.
+        deadline: no retry starts once waits, and tries that got nowhere (no connection, a status), took this long.
 
     Raises:
         ValueError: a value is negative.
@@ -129,14 +137,14 @@ class RetryPolicy:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)!r}")
 
     def wait(
-        self, fault: AttemptError, *, made: Mapping[Budget, int], elapsed: float, rng: random.Random
+        self, fault: AttemptError, *, made: Mapping[Budget, int], spent: float, rng: random.Random
     ) -> float | None:
         """Seconds to wait before the next try, or None to give up.
 
         Args:
             fault: the try that just failed.
             made: retries made so far, by budget.
-            elapsed: seconds since the first try began.
+            spent: seconds spent so far on waits and on tries that did not break off.
             rng: draws the jitter.
         """
         budget = fault.verdict.budget
@@ -147,4 +155,4 @@ class RetryPolicy:
         drawn = rng.uniform(0.0, min(self.cap, self.base * 2.0**doublings))
         if fault.retry_after is not None:
             drawn = min(max(fault.retry_after, 0.0), self.retry_after_cap) + rng.uniform(0.0, self.base)
-        return drawn if elapsed + drawn <= self.deadline else None
+        return drawn if spent + drawn <= self.deadline else None
