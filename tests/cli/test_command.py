@@ -60,6 +60,17 @@ def test_json_is_one_object_on_stdout_and_all_else_on_stderr(tiny_engine: str, t
         assert key in summary
 
 
+def test_a_reward_that_prints_does_not_spoil_the_json(tiny_engine: str, tmp_path: Path) -> None:
+    data = prompts(tmp_path / "p.jsonl", 1)
+    (tmp_path / "loud.py").write_text("def loud(text):\n    print('debug', text)\n    return 1.0\n")
+    done = onefill(
+        *("rollout", "--engine", tiny_engine, "--data", data, "--max-new-tokens", "4", "--json"),
+        *("--reward", f"{tmp_path / 'loud.py'}:loud"),
+    )
+    assert json.loads(done.stdout)["reward_mean"] == 1.0
+    assert "debug" in done.stderr
+
+
 def test_the_table_is_for_people(tiny_engine: str, tmp_path: Path) -> None:
     data = prompts(tmp_path / "p.jsonl", 2)
     out = tmp_path / "out"

@@ -48,7 +48,8 @@ def test_a_task_on_the_command_line_replaces_the_files_data(tmp_path: Path) -> N
     ("flags", "says"),
     [
         ({"engine": ["router:30000"]}, "--engine: 'router:30000' is neither"),
-        ({"engine": ["http://a", "http://a"]}, "--engine: an engine is named twice"),
+        ({"engine": ["http://a", "http://a/"]}, "--engine: an engine is named twice"),
+        ({"out": Path(__file__)}, "--out"),
         ({"strategy": "best"}, "--strategy: unknown strategy 'best'"),
         ({"strategy": "split:0"}, "--strategy"),
         ({"group_size": 0}, "--group-size"),

@@ -43,7 +43,14 @@ def explain(
     ] = None,
     group_size: Annotated[int | None, typer.Option(help="Samples a group (default 8).")] = None,
     strategy: Annotated[str | None, typer.Option(help="auto, native, split:K or fanout.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message, put first.")] = None,
+    apply_chat_template: Annotated[
+        bool | None, typer.Option("--apply-chat-template/--raw", help="For string prompts.")
+    ] = None,
     group_reward: Annotated[str | None, typer.Option(help="The group reward that the run would use.")] = None,
+    group_reward_required: Annotated[
+        bool | None, typer.Option("--group-reward-required", help="No native groups without --group-reward.")
+    ] = None,
     config: TomlFile = None,
     json: JsonFlag = False,
 ) -> None:
@@ -64,7 +71,12 @@ async def _explain(settings: RolloutSettings, stderr: Console) -> dict[str, Any]
 
 def _report(settings: RolloutSettings, connected: Connected) -> dict[str, Any]:
     engine, ids = connected.engines[0], new_ids()
-    context = Context(engine.capabilities, group_reward=settings.group_reward is not None)
+    context = Context(
+        engine.capabilities,
+        seed=settings.seed,
+        group_reward=settings.group_reward is not None,
+        group_reward_required=settings.group_reward_required,
+    )
     strategy = Strategy.parse(settings.strategy)
     rows: list[dict[str, Any]] = []
     for item in itertools.islice(open_source(settings).read(), settings.groups_wanted):
@@ -78,6 +90,7 @@ def _report(settings: RolloutSettings, connected: Connected) -> dict[str, Any]:
         "engine": engine.url,
         "strategy": settings.strategy,
         "capabilities": _capabilities(engine.capabilities),
+        "engines_that_differ": _differing(connected),
         "groups": rows,
         "rules": _rules(rows),
     }
@@ -106,6 +119,17 @@ def _rules(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"rule": rule.name, "groups": counts[rule.name], "reason": rule.reason} for rule in RULES]
 
 
+def _differing(connected: Connected) -> dict[str, list[str]]:
+    """Other engines of the run whose capabilities are not those of the first, and in what."""
+    first = _capabilities(connected.engines[0].capabilities)
+    differing = {}
+    for engine in connected.engines[1:]:
+        other = _capabilities(engine.capabilities)
+        if names := [name for name, value in first.items() if other[name] != value]:
+            differing[engine.url] = names
+    return differing
+
+
 def _capabilities(capabilities: Capabilities) -> dict[str, Any]:
     names = [name for name in Capabilities.__dataclass_fields__ if name != "evidence"]
     shown = {name: getattr(capabilities, name) for name in names}
@@ -114,6 +138,8 @@ def _capabilities(capabilities: Capabilities) -> dict[str, Any]:
 
 def _show(console: Console, report: dict[str, Any]) -> None:
     console.print(f"engine [bold]{escape(report['engine'])}[/], asked for [bold]{report['strategy']}[/]")
+    for url, names in report["engines_that_differ"].items():
+        console.print(f"[yellow]engine {escape(url)} differs in {', '.join(names)}[/]: explain it by itself")
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for header in ("group", "prompt tokens", "strategy", "requests", "barred by"):
         table.add_column(header)

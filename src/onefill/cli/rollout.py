@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 from collections.abc import Coroutine
@@ -19,7 +20,7 @@ from onefill.cli.session import Connected, connect, new_ids, open_source
 from onefill.cli.settings import RolloutSettings, load_settings
 from onefill.cli.show import RolloutProgress, show_group, show_messages, show_summary
 from onefill.data.source import OnError
-from onefill.errors import ConfigError, DataError, OnefillError
+from onefill.errors import ConfigError, DataError
 from onefill.plan import Strategy
 from onefill.reward import Rewarder
 from onefill.rollout import Dispatcher, Outcome, PromptReader, Rollout, RolloutOptions, Tally
@@ -93,6 +94,15 @@ def rollout(
     reward_timeout: Annotated[
         float | None, typer.Option(help="Seconds that one reward may take (default 30).")
     ] = None,
+    group_reward_required: Annotated[
+        bool | None,
+        typer.Option(
+            "--group-reward-required", help="No native groups without --group-reward (as some trainers need)."
+        ),
+    ] = None,
+    request_timeout: Annotated[
+        float | None, typer.Option(help="Seconds that one request may take, queueing included (default 3600).")
+    ] = None,
     concurrency: Annotated[int | None, typer.Option(help="Samples in flight at most (default 256).")] = None,
     on_error: Annotated[
         OnError | None, typer.Option(help="What a bad row or a failed group does (default fail).")
@@ -104,7 +114,8 @@ def rollout(
     """Roll out prompt groups: n samples of every prompt, rewarded, in one table."""
     settings = settings_from(ctx, config)
     stderr = Console(stderr=True)
-    report = run_async(roll_out(settings, stderr=stderr))
+    with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():  # a reward may print
+        report = run_async(roll_out(settings, stderr=stderr))
     if json:
         sys.stdout.buffer.write(orjson.dumps(report.summary) + b"\n")
         show_messages(stderr, report.summary)
@@ -115,7 +126,7 @@ def rollout(
             stdout.print()
         show_summary(stdout, report.summary)
         show_messages(stderr, report.summary)
-        if settings.out:
+        if settings.out and (settings.out / "samples.parquet").exists():
             stdout.print(f"written to {escape(str(settings.out))}: samples.parquet, summary.json", highlight=False)
     if report.exit_code:
         raise typer.Exit(report.exit_code)
@@ -165,11 +176,13 @@ async def roll_out(settings: RolloutSettings, *, stderr: Console) -> Report:
     rewarder = Rewarder.from_names(
         reward=settings.reward_name, group_reward=settings.group_reward, timeout_s=settings.reward_timeout
     )
-    sink = ParquetSink(settings.out) if settings.out else NullSink()
     tally = Tally(asked=Strategy.parse(settings.strategy).form)
+    for line in settings.idle_options():
+        tally.warnings.add(line)
     try:
         async with connect(settings, log=log) as connected:
             examples = _Examples()
+            sink = ParquetSink(settings.out) if settings.out else NullSink()
             with RolloutProgress(console=stderr, total=settings.groups_wanted, tally=tally) as progress:
 
                 def on_group(group: Group) -> None:
@@ -188,7 +201,6 @@ async def roll_out(settings: RolloutSettings, *, stderr: Console) -> Report:
                 outcome = await _until_done_or_ctrl_c(run)
             summary = _summary(settings, tally, outcome, connected)
     finally:
-        await sink.close()
         if rewarder:
             await rewarder.aclose()
     return Report(summary, _exit_code(outcome, tally), examples.best)
@@ -215,7 +227,9 @@ def _dispatcher(settings: RolloutSettings, connected: Connected, tally: Tally) -
         strategy=Strategy.parse(settings.strategy),
         new_id=new_ids(),
         tally=tally,
+        seed=settings.seed,
         group_reward=settings.group_reward is not None,
+        group_reward_required=settings.group_reward_required,
     )
 
 
@@ -270,8 +284,7 @@ def _write_summary(path: Path, summary: dict[str, Any]) -> None:
 
 
 def _exit_code(outcome: Outcome, tally: Tally) -> int:
-    error: OnefillError | None = outcome.error
-    if isinstance(error, ConfigError | DataError) and not tally.groups_failed:
+    if isinstance(outcome.error, ConfigError | DataError):
         return 2
     nothing = tally.groups_done == 0 and (tally.groups_failed or tally.rows_skipped)
-    return 1 if error or outcome.interrupted or nothing else 0
+    return 1 if outcome.error or outcome.interrupted or nothing else 0

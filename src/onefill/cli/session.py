@@ -7,8 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
+import re
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,6 +25,7 @@ from onefill.cli.extras import need_local
 from onefill.cli.settings import RolloutSettings
 from onefill.data import Fields, Source, Tokenizer, open_files, open_task, tokenize
 from onefill.engine import (
+    Deadlines,
     EngineClient,
     EngineInfo,
     Limits,
@@ -105,21 +108,40 @@ async def connect(settings: RolloutSettings, *, log: Callable[[str], None]) -> A
         ConfigError: no tokenizer can be found, or packages for the embedded engine are missing.
         InfraError: an engine does not answer.
     """
+    _allow_connections(settings.concurrency)
     async with AsyncExitStack() as stack:
         urls = [await _start_local(settings, stack, log) if e == "local" else e for e in settings.engine]
         session = await stack.enter_async_context(open_session())
         infos = [await _describe(url, session) for url in urls]
-        clients = [EngineClient(url, session=session, rng=random.Random(url)) for url in urls]
+        patience = Deadlines(total=settings.request_timeout, between_bytes=settings.request_timeout)
+        clients = [EngineClient(url, session=session, deadlines=patience, rng=random.Random(url)) for url in urls]
         where = _tokenizer_path(settings, infos)
         tokenizer = LazyTokenizer(where, chat=settings.apply_chat_template, system=settings.system)
         for client, info in zip(clients, infos, strict=True):
-            client.limits = _limits(info, tokenizer if where else None, log)
-            client.placeholders = _placeholders(info, tokenizer if where else None)
+            client.limits = await asyncio.to_thread(_limits, info, tokenizer if where else None, log)
+            client.placeholders = await asyncio.to_thread(_placeholders, info, tokenizer if where else None)
         engines = [
             Engine(url=client.url, client=client, capabilities=capabilities(info))
             for client, info in zip(clients, infos, strict=True)
         ]
         yield Connected(engines, clients, infos, tokenizer)
+
+
+def _allow_connections(concurrency: int) -> None:
+    """Raises the limit of open files where the requests in flight would not fit (each has a connection)."""
+    try:
+        import resource  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = concurrency + 256
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return
+    if hard != resource.RLIM_INFINITY and hard < need:
+        raise ConfigError(
+            f"--concurrency {concurrency} needs {need} open files, this system allows {hard}: lower it, or ulimit -n"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
 
 async def _describe(url: str, session: aiohttp.ClientSession) -> EngineInfo:
@@ -143,36 +165,48 @@ async def _start_local(settings: RolloutSettings, stack: AsyncExitStack, log: Ca
 
 
 def _tokenizer_path(settings: RolloutSettings, infos: Sequence[EngineInfo]) -> str | None:
-    """--tokenizer, else a directory that the engine names and that is here too."""
+    """--tokenizer, else what the engines name: a directory that is here too, or a name on the hub."""
     if settings.tokenizer:
         return settings.tokenizer
-    for info in infos:
-        for path in (info.tokenizer_path, info.model_path):
-            if path and Path(path).is_dir():
-                return path
-    return None
+    named = [path for info in infos for path in (info.tokenizer_path, info.model_path) if path]
+    here = (path for path in named if _is_here(path))
+    on_the_hub = (path for path in named if re.fullmatch(r"[\w.-]+/[\w.-]+", path))
+    return next(here, None) or next(on_the_hub, None)
+
+
+def _is_here(path: str) -> bool:
+    """An absolute directory: a relative one would be another on this machine than on the engine's."""
+    return Path(path).is_absolute() and Path(path).is_dir()
 
 
 def _limits(info: EngineInfo, tokenizer: LazyTokenizer | None, log: Callable[[str], None]) -> Limits:
-    vocab = info.vocab_size or _vocab_in(info.model_path)
+    """What must not be sent. A tokenizer's vocabulary may be smaller than the model's, which may answer with more."""
+    vocab, exact = info.vocab_size or _vocab_in(info.model_path), True
     if vocab is None and tokenizer is not None:
-        vocab = tokenizer.get().vocab_size
+        try:
+            vocab, exact = tokenizer.get().vocab_size, False
+        except ConfigError as error:
+            log(f"warning: {error}")
     if vocab is None:
         log(
             f"warning: engine {info.url} does not tell its vocabulary and no tokenizer is here, so token ids go out "
             "unchecked (SGLang 0.5.23 dies of an id past it): give --tokenizer"
         )
-    return Limits(vocab_size=vocab, context_length=info.usable_context)
+    return Limits(vocab_size=vocab, context_length=info.usable_context, exact=exact)
 
 
 def _vocab_in(model: str) -> int | None:
     """Rows of the embedding, from the model's own config where its directory is here too."""
+    if not _is_here(model):
+        return None
     try:
         config = orjson.loads((Path(model) / "config.json").read_bytes())
     except (OSError, orjson.JSONDecodeError):
         return None
-    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    return size if isinstance(size, int) else None
+    for part in (config, config.get("text_config")) if isinstance(config, dict) else ():
+        if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    return None
 
 
 def _placeholders(info: EngineInfo, tokenizer: LazyTokenizer | None) -> Placeholders | None:

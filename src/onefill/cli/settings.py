@@ -23,6 +23,7 @@ from onefill.types import SamplingParams
 __all__ = ["DEFAULT_TASK", "RolloutSettings", "load_settings"]
 
 DEFAULT_TASK = "arithmetic"
+_KEYS = ("prompt", "label", "image", "video", "audio")
 
 
 def _dashed(name: str) -> str:
@@ -61,7 +62,9 @@ class RolloutSettings(BaseModel):
     seed: int = Field(default=0, ge=0)
     reward: str | None = None
     group_reward: str | None = None
+    group_reward_required: bool = False
     reward_timeout: float = Field(default=30.0, gt=0)
+    request_timeout: float = Field(default=3600.0, gt=0)
     concurrency: int = Field(default=256, ge=1)
     on_error: OnError = OnError.FAIL
     out: Path | None = None
@@ -77,9 +80,17 @@ class RolloutSettings(BaseModel):
         for engine in value:
             if engine != "local" and not engine.startswith(("http://", "https://")):
                 raise ValueError(f"{engine!r} is neither `local` nor a URL such as http://host:30000")
-        if len(set(value)) != len(value):
+        engines = [engine.rstrip("/") for engine in value]
+        if len(set(engines)) != len(engines):
             raise ValueError("an engine is named twice")
-        return [engine.rstrip("/") for engine in value]
+        return engines
+
+    @field_validator("out")
+    @classmethod
+    def _out_can_be_a_directory(cls, value: Path | None) -> Path | None:
+        if value is not None and value.exists() and not value.is_dir():
+            raise ValueError(f"{value} is a file, not a directory")
+        return value
 
     @field_validator("strategy")
     @classmethod
@@ -109,6 +120,20 @@ class RolloutSettings(BaseModel):
             min_p=self.min_p,
             stop=tuple(self.stop),
         )
+
+    def idle_options(self) -> list[str]:
+        """Options that were given and do nothing in this run, each as a line for the user."""
+        idle: dict[str, tuple[str, ...]] = {}
+        if self.task_name:
+            idle["prompts come from a task"] = ("shuffle", "epochs", *(f"{k}_key" for k in _KEYS))
+        if "local" not in self.engine:
+            idle["no engine is the embedded one"] = ("threads", "model")
+        return [
+            f"--{_dashed(name)} does nothing here: {why}"
+            for why, names in idle.items()
+            for name in names
+            if name in self.model_fields_set
+        ]
 
     @property
     def task_name(self) -> str | None:
