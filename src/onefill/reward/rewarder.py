@@ -18,6 +18,7 @@ from onefill.reward.call import RaisedError, RewardInput, RewardOutcome, input_o
 from onefill.reward.parse import Place, Reward, parse
 from onefill.reward.pool import WorkerPool
 from onefill.reward.threads import AbandonedError, OverTimeError, UserCalls
+from onefill.reward.together import Together
 from onefill.types import Group
 
 __all__ = ["Rewarder"]
@@ -43,6 +44,7 @@ class Rewarder:
         self._reward = reward
         self._time_limit_s = time_limit_s
         self._calls = UserCalls(limit=threads, time_limit_s=time_limit_s)
+        self._together = Together(check=partial(_checked, reward), hop=self._calls.own)
         size = workers or min(_MAX_WORKERS, os.cpu_count() or 1)
         self._pool = WorkerPool(kind=reward.name, size=size, time_limit_s=time_limit_s)
 
@@ -88,13 +90,14 @@ class Rewarder:
 
     async def aclose(self) -> None:
         """Ends the worker processes and the idle threads."""
+        await self._together.close()
         self._calls.close()
         await self._pool.aclose()
 
     async def _score(self, inputs: Sequence[RewardInput]) -> list[RewardOutcome]:
         reward = self._reward
         if reward.place is Place.INLINE:
-            return await self._calls.own(partial(_checked, reward, inputs))  # type: ignore[no-any-return]
+            return await self._together.score(inputs)
         if reward.place is Place.WORKER:
             return await self._worked(inputs)
         if reward.per_group:
