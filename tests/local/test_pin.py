@@ -16,7 +16,7 @@ from transformers.generation.continuous_batching import (
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from onefill.errors import ConfigError
-from onefill.local import continuous
+from onefill.local import continuous, scheduling
 
 
 def test_transformers_is_the_version_that_was_read():
@@ -54,7 +54,7 @@ def test_what_is_overridden_or_called_is_still_there(owner: type, name: str, par
 
 
 def test_children_are_still_named_the_same_way():
-    assert continuous._CHILD in inspect.getsource(continuous_api.ContinuousBatchProcessor.update_batch)
+    assert scheduling._CHILD in inspect.getsource(continuous_api.ContinuousBatchProcessor.update_batch)
 
 
 def test_another_version_is_refused_with_the_command_that_helps(monkeypatch: pytest.MonkeyPatch):
