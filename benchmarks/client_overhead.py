@@ -145,7 +145,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             data = Path(scratch) / "prompts.jsonl"
             write_data(data, 1250)
-            levels, groups, rounds = ([128, 4096], 625, 1) if options.quick else ([128, 512, 4096], 2500, 5)
+            levels, groups, rounds = ([128, 4096], 625, 1) if options.quick else ([128, 512, 4096], 1250, 5)
             sizes = [1_000, 10_000] if options.quick else [1_000, 10_000, 100_000]
             report = {
                 **describe(),
