@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint slow clean
+.PHONY: demo test lint clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml

@@ -102,6 +102,12 @@ def test_bad_usage_ends_with_2_and_says_what(words: list[str], says: str, tmp_pa
     assert "Traceback" not in done.stderr
 
 
+def test_the_list_of_models_says_what_is_here(tiny_engine: str) -> None:
+    listed = {line.split()[0]: line for line in onefill("models", "list").stdout.splitlines()}
+    assert " here " in listed["tiny"]  # the engine of these tests serves it
+    assert set(listed) >= {"tiny", "smollm2-135m"}
+
+
 def test_explain_names_strategy_and_rules_and_sends_nothing(tiny_engine: str, tmp_path: Path) -> None:
     data = prompts(tmp_path / "p.jsonl", 3)
     before = generate_calls(tiny_engine)

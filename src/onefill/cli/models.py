@@ -16,10 +16,10 @@ models = typer.Typer(help="Models that the embedded engine knows by name.", no_a
 @models.command("list")
 def list_models() -> None:
     """List the known models and whether each is here."""
-    from onefill.local.models import cache_dir, known  # noqa: PLC0415 - only where it is used
+    from onefill.local.models import fetched, known  # noqa: PLC0415 - only where it is used
 
     for name, what in known().items():
-        here = "here" if (cache_dir() / name).is_dir() else "not fetched"
+        here = "here" if fetched(name) else "not fetched"
         typer.echo(f"{name:16} {here:12} {what}")
 
 

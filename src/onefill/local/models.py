@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from onefill.errors import ConfigError
 
-__all__ = ["cache_dir", "known", "pull", "resolve"]
+__all__ = ["cache_dir", "fetched", "known", "pull", "resolve"]
 
 _KNOWN = MappingProxyType(
     {
@@ -31,6 +31,15 @@ _VERSION = "2"  # of what the builders write; a change builds anew
 def known() -> Mapping[str, str]:
     """The names that `pull` knows, each with a line about it."""
     return _KNOWN
+
+
+def fetched(name: str) -> bool:
+    """Whether a known model is in the cache."""
+    return (_place(name) / "config.json").is_file()
+
+
+def _place(name: str) -> Path:
+    return cache_dir() / f"{name}-v{_VERSION}"
 
 
 def cache_dir() -> Path:
@@ -74,13 +83,13 @@ def pull(name: str) -> Path:
     """
     if name not in _KNOWN:
         raise ConfigError(f"unknown model {name!r}; known: {', '.join(_KNOWN)}")
-    final = cache_dir() / f"{name}-v{_VERSION}"
-    if (final / "config.json").is_file():
+    final = _place(name)
+    if fetched(name):
         return final
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         with _locked(final.with_suffix(".lock")):
-            if not (final / "config.json").is_file():
+            if not fetched(name):
                 _build_into(final, _builder(name))
     except OSError as error:
         raise ConfigError(f"cannot write model {name} to {final.parent} (set ONEFILL_CACHE?): {error}") from error
