@@ -102,6 +102,16 @@ def test_bad_usage_ends_with_2_and_says_what(words: list[str], says: str, tmp_pa
     assert "Traceback" not in done.stderr
 
 
+def test_an_error_is_one_line_and_the_last(tiny_engine: str, tmp_path: Path) -> None:
+    data = prompts(tmp_path / "p.jsonl", 1, tokens=9000)
+    done = onefill("rollout", "--engine", tiny_engine, "--data", data)
+    assert done.returncode == 2
+    line = last_line(done.stderr)
+    assert line.startswith("error: ")
+    assert "9000" in line
+    assert "context" in line
+
+
 def test_the_list_of_models_says_what_is_here(tiny_engine: str) -> None:
     listed = {line.split()[0]: line for line in onefill("models", "list").stdout.splitlines()}
     assert " here " in listed["tiny"]  # the engine of these tests serves it

@@ -179,7 +179,7 @@ async def roll_out(settings: RolloutSettings, *, stderr: Console) -> Report:
     """
 
     def log(line: str) -> None:
-        stderr.print(line, markup=False, highlight=False)
+        stderr.print(line, markup=False, highlight=False, soft_wrap=True)
 
     source = open_source(settings)  # bad input is told before an engine is started
     rewarder = Rewarder.from_names(

@@ -109,9 +109,9 @@ def _rows(s: Mapping[str, Any]) -> list[tuple[str, str]]:
 def show_messages(console: Console, summary: Mapping[str, Any]) -> None:
     """Prints warnings and errors, the errors last, since the last line is the one that is read."""
     for line in summary["warnings"]:
-        console.print(f"[yellow]warning:[/] {escape(line)}", highlight=False)
+        console.print(f"[yellow]warning:[/] {escape(line)}", highlight=False, soft_wrap=True)
     for line in summary["errors"]:
-        console.print(f"[red]error:[/] {escape(line)}", highlight=False)
+        console.print(f"[red]error:[/] {escape(line)}", highlight=False, soft_wrap=True)
 
 
 def show_group(console: Console, group: Group) -> None:
