@@ -340,9 +340,18 @@ async def test_an_earlier_runs_file_stays_until_this_one_is_whole_and_its_summar
     (tmp_path / "summary.json").write_text("{}")
     sink = ParquetSink(tmp_path)
     assert pq.read_table(sink.path).num_rows == 12
-    assert not (tmp_path / "summary.json").exists()
+    assert (tmp_path / "summary.json").exists()
     await finish(a_rollout(items(2), an_engine(), sink=sink))
     assert pq.read_table(sink.path).num_rows == 8
+    assert not (tmp_path / "summary.json").exists()  # it was the earlier run's
+
+
+async def test_a_run_that_delivers_nothing_leaves_an_earlier_runs_file_alone(tmp_path: Path) -> None:
+    await finish(a_rollout(items(3), an_engine(), sink=ParquetSink(tmp_path)))
+    sink = ParquetSink(tmp_path)
+    await finish(a_rollout(items(3, bad=[0]), an_engine(), sink=sink))
+    assert pq.read_table(tmp_path / "samples.parquet").num_rows == 12
+    assert not sink.path.with_suffix(".parquet.part").exists()
 
 
 async def test_a_row_that_utf_8_or_64_bits_cannot_hold_costs_no_other_row(tmp_path: Path) -> None:

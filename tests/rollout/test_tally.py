@@ -111,7 +111,7 @@ def test_note_30_a_failed_reward_is_counted_and_no_zero() -> None:
     tally.delivered(group)
     summary = tally.summary(wall_s=1, requests_sent=1, requests_retried=0)
     assert (summary["reward_mean"], summary["rewards_failed"]) == (1.0, 1)
-    assert any("no reward" in w for w in summary["warnings"])
+    assert any("no reward: timed out" in w for w in summary["warnings"])
 
 
 def test_an_empty_run_has_a_summary() -> None:

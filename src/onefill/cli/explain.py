@@ -17,6 +17,7 @@ from rich.table import Table
 from onefill.cli.rollout import DataPath, EngineUrl, JsonFlag, Key, TomlFile, settings_from
 from onefill.cli.session import Connected, LazyTokenizer, connect, new_ids, open_source
 from onefill.cli.settings import RolloutSettings
+from onefill.engine import check
 from onefill.errors import DataError
 from onefill.plan import RULES, Capabilities, Context, Plan, Strategy, plan
 from onefill.types import Group
@@ -85,6 +86,11 @@ def _report(settings: RolloutSettings, connected: Connected) -> dict[str, Any]:
             rows.append({"group": "", "error": str(outcome)})
             continue
         planned = plan(outcome, strategy=strategy, context=context, new_id=ids)
+        try:
+            check(planned.requests[0], connected.clients[0].limits)
+        except DataError as error:
+            rows.append({"group": outcome.id, "error": str(error)})
+            continue
         rows.append(_row(outcome, planned))
     return {
         "engine": engine.url,

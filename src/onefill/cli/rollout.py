@@ -129,7 +129,7 @@ def rollout(
             stdout.print()
         show_summary(stdout, report.summary)
         show_messages(stderr, report.summary)
-        if settings.out and (settings.out / "samples.parquet").exists():
+        if settings.out and report.summary["groups_done"]:
             stdout.print(f"written to {escape(str(settings.out))}: samples.parquet, summary.json", highlight=False)
     if report.exit_code:
         raise typer.Exit(report.exit_code)
@@ -281,7 +281,7 @@ def _summary(settings: RolloutSettings, tally: Tally, outcome: Outcome, connecte
     summary = tally.summary(
         wall_s=outcome.wall_s, requests_sent=connected.requests_sent, requests_retried=connected.requests_retried
     )
-    if settings.out:
+    if settings.out and (tally.groups_done or not (settings.out / "samples.parquet").exists()):
         _write_summary(settings.out / "summary.json", summary)
     return summary
 

@@ -31,7 +31,7 @@ def serve(
     ] = False,
     weight_version: Annotated[str, typer.Option(help="Name of the weights that are loaded at start.")] = "default",
 ) -> None:
-    """Serve a model on CPU with SGLang's protocol. Needs `pip install 'onefill[local]'`."""
+    """Serve a model on CPU with SGLang's protocol. Needs `pip install 'onefill\\[local]'`."""
     from onefill.cli.extras import need_local  # noqa: PLC0415 - torch is loaded where it is used
 
     need_local()

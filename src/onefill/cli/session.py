@@ -28,6 +28,7 @@ from onefill.engine import (
     Deadlines,
     EngineClient,
     EngineInfo,
+    EngineKind,
     Limits,
     Placeholders,
     RetryPolicy,
@@ -148,7 +149,13 @@ async def _describe(url: str, session: aiohttp.ClientSession) -> EngineInfo:
     """Asks with little patience: at the start of a run a wrong address is likelier than an engine that is busy."""
     probe = EngineClient(url, session=session, policy=RetryPolicy(retries=2), rng=random.Random(url))
     try:
-        return await probe.describe()
+        info = await probe.describe()
+        if info.kind is EngineKind.UNKNOWN and not (info.model_path or info.version):
+            raise ConfigError(
+                f"what answers at {url} is no engine: neither /server_info nor /model_info is there; "
+                "is the address right, and without a path?"
+            )
+        return info
     except InfraError as error:
         raise InfraError(f"no engine answers at {url}: {error}; is it running, and is the address right?") from error
 

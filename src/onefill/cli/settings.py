@@ -181,7 +181,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read --config {file}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {file} is not TOML: {error}") from error
-    return {_dashed(name): value for name, value in values.items()}
+    return {_dashed(name).lstrip("-"): value for name, value in values.items()}
 
 
 def _line(error: Any, file: Path | None, from_file: Mapping[str, Any]) -> str:

@@ -87,8 +87,8 @@ class ParquetSink:
     Args:
         directory: made if it is missing.
 
-    A file of an earlier run stays until this run's is complete; the earlier `summary.json` is removed at once, so
-    that the two are never of different runs.
+    Files of an earlier run stay until this run's is complete, and for good where this run delivers no group: a typo
+    must not cost a night's samples. `samples.parquet` and `summary.json` are never of different runs.
 
     Raises:
         ConfigError: the directory cannot be written.
@@ -99,17 +99,18 @@ class ParquetSink:
         self._part = directory / "samples.parquet.part"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / "summary.json").unlink(missing_ok=True)
             self._writer = pq.ParquetWriter(self._part, SCHEMA, compression="zstd", use_dictionary=_REPEATING)
         except OSError as error:
             raise ConfigError(f"cannot write to {directory}: {error}; choose another --out") from error
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="onefill-sink")
         self._groups: list[Group] = []
         self._rows = 0
+        self._any = False
         self._failed = False
 
     def add(self, group: Group) -> None:
         """Takes a delivered group. From here on it will be in the file."""
+        self._any = True
         self._groups.append(group)
         self._rows += len(group.samples)
 
@@ -123,7 +124,7 @@ class ParquetSink:
             await self._submit(last=False)
 
     async def close(self) -> None:
-        """Writes what is left and gives the file its name. More calls do nothing.
+        """Writes what is left and gives the file its name, where there is any. More calls do nothing.
 
         Raises:
             InfraError: the disk refused.
@@ -152,7 +153,10 @@ class ParquetSink:
         finally:
             if last:
                 self._writer.close()
-        if last and not self._failed:
+        if last and not self._any:
+            self._part.unlink()
+        elif last and not self._failed:
+            self.path.with_name("summary.json").unlink(missing_ok=True)
             self._part.replace(self.path)
 
 

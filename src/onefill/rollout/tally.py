@@ -109,6 +109,7 @@ class Tally:
     response_tokens: int = 0
     reward: Moments = field(default_factory=Moments)
     rewards_failed: int = 0
+    reward_errors: Notes = field(default_factory=Notes)
     finish_reasons: Counter[str] = field(default_factory=Counter)
     duplicate_samples: int = 0
     replaced_placeholders: int = 0
@@ -147,6 +148,7 @@ class Tally:
                 self.reward.add(sample.reward)
             elif sample.reward_error:
                 self.rewards_failed += 1
+                self.reward_errors.add(sample.reward_error)
             if sample.tokens.size > _COPY_FROM_TOKENS and not group.sampling.greedy:
                 self._compare(sample.tokens.tobytes(), seen)
 
@@ -168,7 +170,7 @@ class Tally:
                 "pad id, since a trainer would look for media that is not there"
             )
         if self.rewards_failed:
-            yield f"{self.rewards_failed} samples have no reward; the column reward_error says why for each"
+            yield f"{self.rewards_failed} samples have no reward: {'; '.join(self.reward_errors.lines()[:3])}"
         if self.rows_skipped:
             yield f"{self.rows_skipped} rows of the data were skipped, see errors"
 
